@@ -1,0 +1,1 @@
+"""Jitted updates of the policy and the predictor, their state, checkpoints and metrics."""
