@@ -1,0 +1,1 @@
+"""Neural networks: the decoder, the predictor. The only package that imports flax.linen."""

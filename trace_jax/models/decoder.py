@@ -1,0 +1,339 @@
+"""A decoder-only transformer for Qwen3, Qwen2/2.5 and Llama checkpoints, as pure functions over a parameter tree.
+
+Shape letters: B rows, T tokens of a row, D hidden, N query heads, K key/value heads, G = N / K, H head_dim, F mlp,
+V vocabulary, W slots of the engine, C tokens fed at once, S cache length.
+
+Numerics: activations in `cfg.dtype`; RMSNorm, RoPE angles, attention scores and softmax in float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from trace_jax.models.config import DecoderConfig, Llama3Scaling
+
+Params = Any
+KeyValue = tuple[jax.Array, jax.Array]  # keys and values of one layer, each [W, K, S, H]
+_MASKED = -1e30  # finite, so that a row that sees nothing yields numbers and not NaN
+
+
+def init_params(cfg: DecoderConfig, key: jax.Array) -> Params:
+    """Fresh float32 parameters: kernels N(0, 1/fan_in), embeddings N(0, 0.02^2), norms 1, biases 0."""
+    return nn.meta.unbox(_boxed_init(cfg, key))
+
+
+def param_axes(cfg: DecoderConfig) -> Params:
+    """A tree like `init_params`' whose leaves are PartitionSpecs of logical axis names.
+
+    Names: vocab, embed, heads, kv_heads, head_dim, mlp, layers. `train/sharding.py` maps them to mesh axes.
+    """
+    boxed = jax.eval_shape(lambda: _boxed_init(cfg, jax.random.key(0)))
+    return nn.get_partition_spec(boxed)
+
+
+def hidden_states(
+    cfg: DecoderConfig, params: Params, token_BT: jax.Array, pos_BT: jax.Array, end_BT: jax.Array
+) -> jax.Array:
+    """Final-norm hidden states [B, T, D] in float32 of packed rows.
+
+    Token q sees token k of its row iff `k <= q and q < end[k]` (see `types.PackedBatch`).
+    """
+    index_T = jnp.arange(token_BT.shape[1])
+    causal_TT = index_T[None, :] <= index_T[:, None]
+    visible_BTT = causal_TT[None] & (index_T[None, :, None] < end_BT[:, None, :])
+    hidden_BTD, _ = Decoder(cfg).apply({"params": params}, token_BT, pos_BT, visible_BTT, None)
+    return hidden_BTD.astype(jnp.float32)
+
+
+def extend(
+    cfg: DecoderConfig,
+    params: Params,
+    token_WC: jax.Array,
+    start_W: jax.Array,
+    count_W: jax.Array,
+    cache: list[KeyValue],
+) -> tuple[jax.Array, list[KeyValue]]:
+    """Feeds new tokens of each slot through the model on top of its cache: prefill (C > 1) and decode (C = 1).
+
+    Slot w has `start_W[w]` tokens in its cache and gets the first `count_W[w]` (0..C) of its row; the rest is padding.
+    Returns float32 hidden states [W, C, D] and the new cache. Needs `scan_layers=False`: see `engine_layout`.
+    """
+    if cfg.scan_layers:
+        raise ValueError("extend needs unrolled layers; convert with engine_layout first")
+    pos_WC = start_W[:, None] + jnp.arange(token_WC.shape[1])[None, :]
+    visible_WCS = jnp.arange(cache[0][0].shape[2])[None, None, :] <= pos_WC[:, :, None]
+    cache = [(*layer, start_W, count_W) for layer in cache]
+    hidden_WCD, cache = Decoder(cfg).apply({"params": params}, token_WC, pos_WC, visible_WCS, cache)
+    return hidden_WCD.astype(jnp.float32), cache
+
+
+def init_cache(cfg: DecoderConfig, rows: int, length: int) -> list[KeyValue]:
+    """An empty cache: for each layer keys and values [rows, K, length, H] in `cfg.dtype`."""
+    shape = (rows, cfg.num_kv_heads, length, cfg.head_dim)
+    return [(jnp.zeros(shape, cfg.dtype), jnp.zeros(shape, cfg.dtype)) for _ in range(cfg.num_layers)]
+
+
+def unembed(cfg: DecoderConfig, params: Params) -> jax.Array:
+    """The kernel [D, V] that turns hidden states into logits."""
+    if cfg.tie_embeddings:
+        return params["embed"]["embedding"].T
+    return params["lm_head"]["kernel"]
+
+
+def engine_layout(cfg: DecoderConfig, params: Params) -> tuple[DecoderConfig, Params]:
+    """The same function in the layout that decodes fastest: layers unrolled, projections fused, nothing recomputed."""
+    params = dict(params)
+    if cfg.scan_layers:
+        stacked = params.pop("layers")
+        for i in range(cfg.num_layers):
+            params[f"layer_{i}"] = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
+    if not cfg.fuse_projections:
+        for i in range(cfg.num_layers):
+            params[f"layer_{i}"] = _fuse_layer(cfg, params[f"layer_{i}"])
+    return dataclasses.replace(cfg, scan_layers=False, fuse_projections=True, remat=False), params
+
+
+def _fuse_layer(cfg: DecoderConfig, layer: Params) -> Params:
+    attention, mlp = dict(layer["attention"]), dict(layer["mlp"])
+    q, k, v = (attention.pop(name) for name in ("q", "k", "v"))
+    attention["qkv"] = {name: jnp.concatenate([q[name], k[name], v[name]], axis=-2) for name in q}
+    gate, up = mlp.pop("gate"), mlp.pop("up")
+    mlp["gate_up"] = {"kernel": jnp.stack([gate["kernel"], up["kernel"]], axis=1)}
+    return {**layer, "attention": attention, "mlp": mlp}
+
+
+def _boxed_init(cfg: DecoderConfig, key: jax.Array) -> Params:
+    token = jnp.zeros((1, 1), jnp.int32)
+    return Decoder(cfg).init(key, token, token, jnp.ones((1, 1, 1), bool), None)["params"]
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm. Call through the functions above."""
+
+    cfg: DecoderConfig
+
+    @nn.compact
+    def __call__(self, token_BT, pos_BT, visible_BTS, cache):
+        cfg = self.cfg
+        embed = nn.Embed(
+            cfg.vocab_size,
+            cfg.hidden_size,
+            dtype=cfg.dtype,
+            embedding_init=nn.with_logical_partitioning(nn.initializers.normal(0.02), ("vocab", "embed")),
+            name="embed",
+        )
+        x_BTD = embed(token_BT)
+        rope = rope_table(cfg, pos_BT)
+        if cfg.scan_layers:
+            x_BTD, _ = _scanned(cfg)(cfg, name="layers")(x_BTD, rope, visible_BTS, None)
+            new_cache = None
+        else:
+            block = nn.remat(Block) if cfg.remat and cache is None else Block
+            new_cache = []
+            for i in range(cfg.num_layers):
+                layer_cache = None if cache is None else cache[i]
+                x_BTD, layer_cache = block(cfg, name=f"layer_{i}")(x_BTD, rope, visible_BTS, layer_cache)
+                new_cache.append(layer_cache)
+        if not cfg.tie_embeddings:  # declared here, used through `unembed`, so that logits can be computed in chunks
+            _Kernel((cfg.hidden_size, cfg.vocab_size), ("embed", "vocab"), name="lm_head")()
+        return _Norm(cfg, name="final_norm")(x_BTD), new_cache
+
+
+def _scanned(cfg: DecoderConfig):
+    block = nn.remat(Block, prevent_cse=False) if cfg.remat else Block
+    return nn.scan(
+        block,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        in_axes=(nn.broadcast, nn.broadcast, nn.broadcast),
+        length=cfg.num_layers,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)) (pre-norm)."""
+
+    cfg: DecoderConfig
+
+    @nn.compact
+    def __call__(self, x_BTD, rope, visible_BTS, cache):
+        h_BTD, cache = Attention(self.cfg, name="attention")(
+            _Norm(self.cfg, name="attention_norm")(x_BTD), rope, visible_BTS, cache
+        )
+        x_BTD = x_BTD + h_BTD
+        return x_BTD + Mlp(self.cfg, name="mlp")(_Norm(self.cfg, name="mlp_norm")(x_BTD)), cache
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with RoPE, over the row itself or over a cache."""
+
+    cfg: DecoderConfig
+
+    @nn.compact
+    def __call__(self, x_BTD, rope, visible_BTS, cache):
+        cfg = self.cfg
+        q_BTNH, k_BTKH, v_BTKH = self._project(x_BTD)
+        if cfg.qk_norm:
+            q_BTNH = _Norm(cfg, name="q_norm")(q_BTNH)
+            k_BTKH = _Norm(cfg, name="k_norm")(k_BTKH)
+        q_BTNH, k_BTKH = apply_rope(q_BTNH, rope), apply_rope(k_BTKH, rope)
+        k_BKSH, v_BKSH = k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
+        if cache is not None:
+            k_BKSH, v_BKSH = _write(cache, k_BTKH, v_BTKH)
+            cache = (k_BKSH, v_BKSH)
+        out_BTNH = _attend(q_BTNH, k_BKSH, v_BKSH, visible_BTS)
+        o = _Kernel((cfg.num_heads, cfg.head_dim, cfg.hidden_size), ("heads", "head_dim", "embed"), fan_in=2, name="o")
+        return jnp.einsum("btnh,nhd->btd", out_BTNH, o().astype(cfg.dtype)), cache
+
+    def _project(self, x_BTD):
+        cfg = self.cfg
+        n, k = cfg.num_heads, cfg.num_kv_heads
+        if cfg.fuse_projections:
+            qkv = self._heads("qkv", n + 2 * k, "heads", x_BTD)
+            return qkv[:, :, :n], qkv[:, :, n : n + k], qkv[:, :, n + k :]
+        return (
+            self._heads("q", n, "heads", x_BTD),
+            self._heads("k", k, "kv_heads", x_BTD),
+            self._heads("v", k, "kv_heads", x_BTD),
+        )
+
+    def _heads(self, name, heads, axis, x_BTD):
+        cfg = self.cfg
+        return _Heads(heads, cfg.head_dim, axis, cfg.qkv_bias, cfg.dtype, name=name)(x_BTD)
+
+
+class _Heads(nn.Module):
+    """[.., D] -> [.., heads, H], with a bias if asked."""
+
+    heads: int
+    head_dim: int
+    axis: str
+    bias: bool
+    dtype: str
+
+    @nn.compact
+    def __call__(self, x_BTD):
+        shape = (x_BTD.shape[-1], self.heads, self.head_dim)
+        kernel = self.param("kernel", _init(shape[0], ("embed", self.axis, "head_dim")), shape)
+        y = jax.lax.dot_general(
+            x_BTD, kernel.reshape(shape[0], -1).astype(self.dtype), (((x_BTD.ndim - 1,), (0,)), ((), ()))
+        ).reshape(*x_BTD.shape[:-1], self.heads, self.head_dim)
+        if self.bias:
+            zeros = nn.with_logical_partitioning(nn.initializers.zeros, (self.axis, "head_dim"))
+            bias = self.param("bias", zeros, shape[1:]).astype(self.dtype)
+            y = y + bias.reshape((1,) * (y.ndim - 2) + bias.shape)
+        return y
+
+
+class Mlp(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    cfg: DecoderConfig
+
+    @nn.compact
+    def __call__(self, x_BTD):
+        cfg = self.cfg
+        d, f = cfg.hidden_size, cfg.mlp_size
+        if cfg.fuse_projections:
+            kernel = _Kernel((d, 2, f), ("embed", None, "mlp"), name="gate_up")().astype(cfg.dtype)
+            both = (x_BTD @ kernel.reshape(d, 2 * f)).reshape(*x_BTD.shape[:-1], 2, f)
+            gate, up = both[..., 0, :], both[..., 1, :]
+        else:
+            gate = x_BTD @ _Kernel((d, f), ("embed", "mlp"), name="gate")().astype(cfg.dtype)
+            up = x_BTD @ _Kernel((d, f), ("embed", "mlp"), name="up")().astype(cfg.dtype)
+        down = _Kernel((f, d), ("mlp", "embed"), name="down")().astype(cfg.dtype)
+        return (nn.silu(gate) * up) @ down
+
+
+class _Kernel(nn.Module):
+    """A bare matrix; `fan_in` leading axes are contracted."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    fan_in: int = 1
+
+    @nn.compact
+    def __call__(self):
+        size = 1
+        for n in self.shape[: self.fan_in]:
+            size *= n
+        return self.param("kernel", _init(size, self.axes), self.shape)
+
+
+class _Norm(nn.Module):
+    """RMSNorm over the last axis: x / sqrt(mean(x^2) + eps) * scale, in float32."""
+
+    cfg: DecoderConfig
+
+    @nn.compact
+    def __call__(self, x):
+        axis = "head_dim" if self.name in ("q_norm", "k_norm") else "embed"
+        scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, (axis,)), x.shape[-1:])
+        x32 = x.astype(jnp.float32)
+        y = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.cfg.rms_norm_eps)
+        return (y * scale.reshape((1,) * (x.ndim - 1) + scale.shape)).astype(self.cfg.dtype)
+
+
+def _init(fan_in: int, axes: tuple[str | None, ...]):
+    return nn.with_logical_partitioning(nn.initializers.normal(fan_in**-0.5), axes)
+
+
+def _write(cache, k_WCKH, v_WCKH) -> KeyValue:
+    """Writes the first `count` new keys and values of each slot at start, start + 1, ..."""
+    k_WKSH, v_WKSH, start_W, count_W = cache
+    if k_WCKH.shape[1] == 1:  # decode: touch one position of each slot
+        slot_W = jnp.arange(start_W.shape[0])
+        at_W = jnp.where(count_W > 0, start_W, k_WKSH.shape[2])  # out of range: mode="drop" ignores it
+        put = lambda old, new: old.at[slot_W, :, at_W].set(new[:, 0].astype(old.dtype), mode="drop")
+    else:  # prefill: a scatter of W * C positions is a serial loop on a CPU, a gather is not
+        from_WS = jnp.arange(k_WKSH.shape[2])[None] - start_W[:, None]
+        fresh_WS = (from_WS >= 0) & (from_WS < count_W[:, None])
+        from_WS = jnp.clip(from_WS, 0, k_WCKH.shape[1] - 1)
+
+        def put(old, new):
+            new = jnp.take_along_axis(new, from_WS[:, :, None, None], axis=1).swapaxes(1, 2)
+            return jnp.where(fresh_WS[:, None, :, None], new.astype(old.dtype), old)
+
+    return put(k_WKSH, k_WCKH), put(v_WKSH, v_WCKH)
+
+
+def _attend(q_BTNH, k_BKSH, v_BKSH, visible_BTS):
+    b, t, n, h = q_BTNH.shape
+    kv = k_BKSH.shape[1]
+    q_BKGTH = q_BTNH.reshape(b, t, kv, n // kv, h).transpose(0, 2, 3, 1, 4)
+    score = jnp.einsum("bkgth,bksh->bkgts", q_BKGTH, k_BKSH, preferred_element_type=jnp.float32) * h**-0.5
+    score = jnp.where(visible_BTS[:, None, None], score, _MASKED)
+    weight = jax.nn.softmax(score, axis=-1).astype(v_BKSH.dtype)
+    out_BKGTH = jnp.einsum("bkgts,bksh->bkgth", weight, v_BKSH)
+    return out_BKGTH.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
+
+
+def rope_table(cfg: DecoderConfig, pos_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """cos and sin [B, T, H/2] in float32 of the rotary angles pos * theta^(-2i/H), scaled if the config says so."""
+    inverse = cfg.rope_theta ** (-jnp.arange(0, cfg.head_dim, 2, dtype=jnp.float32) / cfg.head_dim)
+    if cfg.rope_scaling is not None:
+        inverse = _llama3(inverse, cfg.rope_scaling)
+    angle = pos_BT.astype(jnp.float32)[:, :, None] * inverse[None, None, :]
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def _llama3(inverse: jax.Array, scaling: Llama3Scaling) -> jax.Array:
+    """Long wave lengths are stretched by `factor`, short ones kept, those between blended linearly."""
+    wave_length = 2 * jnp.pi / inverse
+    ratio = scaling.original_max_positions / wave_length
+    blend = (ratio - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blend = jnp.clip(blend, 0.0, 1.0)
+    return (1 - blend) * inverse / scaling.factor + blend * inverse
+
+
+def apply_rope(x_BTNH: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotates the halves (x1, x2) of the last axis: (x1 cos - x2 sin, x2 cos + x1 sin), as Hugging Face lays them out."""
+    cos, sin = (table[:, :, None, :] for table in rope)
+    x1, x2 = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x_BTNH.dtype)
