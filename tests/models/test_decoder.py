@@ -114,7 +114,7 @@ def test_scanned_layers_compute_what_unrolled_ones_do(name, remat):
     np.testing.assert_allclose(
         decoder.hidden_states(scan_cfg, scanned, *row), decoder.hidden_states(cfg, params, *row), atol=1e-5
     )
-    engine_cfg, engine_params = decoder.engine_layout(scan_cfg, scanned)
+    engine_cfg, engine_params = decoder.engine_config(scan_cfg), decoder.engine_params(scan_cfg, scanned)
     np.testing.assert_allclose(
         decoder.hidden_states(engine_cfg, engine_params, *row), decoder.hidden_states(cfg, params, *row), atol=1e-5
     )
@@ -124,9 +124,9 @@ def test_scanned_layers_compute_what_unrolled_ones_do(name, remat):
     np.testing.assert_allclose(stacked, plain, rtol=1e-4, atol=1e-4)
 
 
-def test_engine_layout_has_the_shapes_that_its_config_would_initialise():
+def test_engine_params_have_the_shapes_that_its_config_would_initialise():
     for cfg in VARIANTS.values():
-        engine_cfg, params = decoder.engine_layout(cfg, random_params(cfg))
+        engine_cfg, params = decoder.engine_config(cfg), decoder.engine_params(cfg, random_params(cfg))
         expected = decoder.init_params(engine_cfg, jax.random.key(0))
         assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, expected)
 
@@ -148,7 +148,7 @@ def test_extend_in_chunks_equals_one_forward(name):
     """Slot 0 gets 5 + 3 tokens, slot 1 gets 2 + 1 at other times; both then equal the whole-row forward."""
     cfg = VARIANTS[name]
     params = random_params(cfg)
-    engine_cfg, engine_params = decoder.engine_layout(cfg, params)
+    engine_cfg, engine_params = decoder.engine_config(cfg), decoder.engine_params(cfg, params)
     cache = decoder.init_cache(engine_cfg, rows=2, length=10)
     a, b = np.arange(9) % cfg.vocab_size, (np.arange(4) * 5 + 2) % cfg.vocab_size
     step = lambda token, start, count, cache: decoder.extend(
@@ -170,7 +170,7 @@ def test_extend_in_chunks_equals_one_forward(name):
 
 def test_extend_refuses_scanned_layers():
     cfg = dataclasses.replace(BASE, scan_layers=True)
-    with pytest.raises(ValueError, match="engine_layout"):
+    with pytest.raises(ValueError, match="engine_params"):
         decoder.extend(cfg, {}, jnp.zeros((1, 1), int), jnp.zeros(1, int), jnp.ones(1, int), [])
 
 

@@ -61,10 +61,10 @@ def extend(
     """Feeds new tokens of each slot through the model on top of its cache: prefill (C > 1) and decode (C = 1).
 
     Slot w has `start_W[w]` tokens in its cache and gets the first `count_W[w]` (0..C) of its row; the rest is padding.
-    Returns float32 hidden states [W, C, D] and the new cache. Needs `scan_layers=False`: see `engine_layout`.
+    Returns float32 hidden states [W, C, D] and the new cache. Needs `scan_layers=False`: see `engine_params`.
     """
     if cfg.scan_layers:
-        raise ValueError("extend needs unrolled layers; convert with engine_layout first")
+        raise ValueError("extend needs unrolled layers; convert with engine_params first")
     pos_WC = start_W[:, None] + jnp.arange(token_WC.shape[1])[None, :]
     visible_WCS = jnp.arange(cache[0][0].shape[2])[None, None, :] <= pos_WC[:, :, None]
     cache = [(*layer, start_W, count_W) for layer in cache]
@@ -85,8 +85,13 @@ def unembed(cfg: DecoderConfig, params: Params) -> jax.Array:
     return params["lm_head"]["kernel"]
 
 
-def engine_layout(cfg: DecoderConfig, params: Params) -> tuple[DecoderConfig, Params]:
+def engine_config(cfg: DecoderConfig) -> DecoderConfig:
     """The same function in the layout that decodes fastest: layers unrolled, projections fused, nothing recomputed."""
+    return dataclasses.replace(cfg, scan_layers=False, fuse_projections=True, remat=False)
+
+
+def engine_params(cfg: DecoderConfig, params: Params) -> Params:
+    """Parameters of `cfg` in the layout of `engine_config(cfg)`."""
     params = dict(params)
     if cfg.scan_layers:
         stacked = params.pop("layers")
@@ -94,11 +99,11 @@ def engine_layout(cfg: DecoderConfig, params: Params) -> tuple[DecoderConfig, Pa
             params[f"layer_{i}"] = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
     if not cfg.fuse_projections:
         for i in range(cfg.num_layers):
-            params[f"layer_{i}"] = _fuse_layer(cfg, params[f"layer_{i}"])
-    return dataclasses.replace(cfg, scan_layers=False, fuse_projections=True, remat=False), params
+            params[f"layer_{i}"] = _fuse_layer(params[f"layer_{i}"])
+    return params
 
 
-def _fuse_layer(cfg: DecoderConfig, layer: Params) -> Params:
+def _fuse_layer(layer: Params) -> Params:
     attention, mlp = dict(layer["attention"]), dict(layer["mlp"])
     q, k, v = (attention.pop(name) for name in ("q", "k", "v"))
     attention["qkv"] = {name: jnp.concatenate([q[name], k[name], v[name]], axis=-2) for name in q}

@@ -1,0 +1,197 @@
+"""The in-process engine: continuous batching over a fixed number of slots, with a prefix cache.
+
+A request takes a slot. What the cache already holds of its history is copied into the slot, the rest is prefilled in
+chunks of a fixed width, and the slot decodes until a stop id. The finished row is copied back to the cache, where the
+next turn of the same episode, or a fork of it, finds it: a fork prefills only what its parent's row does not hold.
+
+Results never depend on arrival order. Every device call has one static shape ([W, C] to prefill, [W, 1] to decode), so
+a row's bits do not depend on its slot or its neighbours; noise comes from a key folded from the request's own key and
+the position; and each token is computed by the same call whoever asks first: the last token of a history and all but
+the last token of a generation by decode, everything else by prefill. The one exception is a full cache: evicted rows
+are computed again, generated tokens then by prefill, and log-probs move in the last bits (`evictions` counts them).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import numpy as np
+
+from trace_jax.engines import local_device
+from trace_jax.engines.base import EngineError
+from trace_jax.engines.prefix_cache import PrefixCache
+from trace_jax.models.config import DecoderConfig
+from trace_jax.types import GenerateRequest, Generation
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalEngineConfig:
+    """Static shapes of the engine."""
+
+    slots: int = 64  # W: rows that decode together
+    cache_rows: int = 512  # R: finished rows kept for reuse; at least the episodes in flight, plus forked parents
+    context_length: int = 128  # S: tokens of a row, prompt and everything after it
+    prefill_chunk: int = 8  # C: tokens of each slot per prefill call
+    decode_steps: int = 4  # device steps between two looks at the queue
+    max_stop_ids: int = 4
+
+
+@dataclasses.dataclass
+class _Slot:
+    """A slot that decodes: its request, and what was sampled so far."""
+
+    request: GenerateRequest
+    future: asyncio.Future
+    cached: int
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    done: bool = False
+    stopped: bool = False
+
+
+class LocalEngine:
+    """`engines.base.Engine` in this process. One asyncio loop at a time; call `set_weights` before the first request."""
+
+    def __init__(self, model: DecoderConfig, config: LocalEngineConfig):
+        self.config = config
+        self.context_length = config.context_length
+        self.weight_version = -1
+        self._model = model
+        self._device = local_device.Device(model, config)
+        self._cache = PrefixCache(config.cache_rows, config.context_length)
+        self._slots: list[_Slot | None] = [None] * config.slots
+        self._held: list[int] = [-1] * config.slots  # cache row whose content a free slot still holds
+        self._queue: list[tuple[GenerateRequest, asyncio.Future]] = []
+        self._worker: asyncio.Task | None = None
+
+    @property
+    def evictions(self) -> int:
+        """Cache rows that were given up for lack of room since the engine was made."""
+        return self._cache.evictions
+
+    def compiles(self) -> dict[str, int]:
+        """Compiled variants of each device call: one each (the copy has two, in and out)."""
+        return self._device.compiles()
+
+    async def set_weights(self, params, version: int) -> None:
+        """Takes the policy's parameters (any layout of `models.decoder`) and empties the prefix cache."""
+        if self._queue or any(slot is not None for slot in self._slots):
+            raise EngineError("set_weights while requests are running; wait for them first")
+        self._device.set_weights(params)
+        self._cache.clear()
+        self._held = [-1] * self.config.slots
+        self.weight_version = version
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Samples one turn. Raises EngineError for a request that can never be served."""
+        self._check(request)
+        future = asyncio.get_running_loop().create_future()
+        self._queue.append((request, future))
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        return await future
+
+    async def close(self) -> None:
+        """Stops the worker; requests still running fail."""
+        if self._worker is not None:
+            self._worker.cancel()
+
+    def _check(self, request: GenerateRequest) -> None:
+        n, vocabulary = request.tokens.shape[0], self._model.vocab_size
+        if self.weight_version < 0:
+            raise EngineError("the engine has no weights; call set_weights first")
+        if not 1 <= n < self.context_length:
+            raise EngineError(f"a request of {n} tokens does not fit the engine's context of {self.context_length}")
+        if request.tokens.min() < 0 or request.tokens.max() >= vocabulary:
+            raise EngineError(f"a token id lies outside the vocabulary of {vocabulary}")
+        if request.max_new_tokens < 1 or request.temperature <= 0:
+            raise EngineError("max_new_tokens must be at least 1 and temperature above 0")
+        if len(request.stop_ids) > self.config.max_stop_ids:
+            raise EngineError(f"{len(request.stop_ids)} stop ids, but max_stop_ids is {self.config.max_stop_ids}")
+
+    async def _work(self) -> None:
+        """Admit, prefill, decode a few steps, hand out what is finished; until nobody waits."""
+        try:
+            while self._queue or any(self._slots):
+                self._drop_cancelled()
+                plan = self._admit()
+                tokens, logprobs = await asyncio.to_thread(self._device.run, plan)
+                self._collect(tokens, logprobs)
+                await asyncio.sleep(0)  # the callers' next turns arrive before the next admission
+        except BaseException as error:
+            self._fail_all(error)
+            raise
+
+    def _fail_all(self, error: BaseException) -> None:
+        waiting = [future for _, future in self._queue] + [slot.future for slot in self._slots if slot]
+        self._queue, self._slots = [], [None] * self.config.slots
+        for future in waiting:
+            if not future.done():
+                future.set_exception(EngineError(f"the local engine stopped: {error!r}"))
+
+    def _drop_cancelled(self) -> None:
+        self._queue = [(request, future) for request, future in self._queue if not future.done()]
+        for i, slot in enumerate(self._slots):
+            if slot is not None and slot.future.done():
+                self._release(i, -1)
+
+    def _release(self, i: int, held: int) -> None:
+        self._slots[i], self._held[i] = None, held
+        self._device.retire(i)
+
+    def _admit(self) -> local_device.Plan:
+        """Gives free slots to waiting requests and says what must be copied and prefilled for them."""
+        plan = local_device.Plan()
+        free = [i for i, slot in enumerate(self._slots) if slot is None]
+        while self._queue and free:
+            request, future = self._queue.pop(0)
+            row, cached = self._cache.longest_prefix(request.tokens, request.salt)
+            i = next((j for j in free if row >= 0 and self._held[j] == row), free[0])
+            free.remove(i)
+            if cached and self._held[i] != row:
+                plan.imports.append((i, row))
+            self._held[i] = -1
+            self._slots[i] = _Slot(request, future, cached)
+            plan.prefills.append((i, cached, request.tokens[cached:-1]))
+            room = self.context_length - request.tokens.shape[0]
+            self._device.admit(i, request, min(request.max_new_tokens, room))
+        return plan
+
+    def _collect(self, tokens_WN: np.ndarray, logprobs_WN: np.ndarray) -> None:
+        """Appends what the slots sampled (-1: nothing) and resolves the finished ones."""
+        finished = []
+        for i, slot in enumerate(self._slots):
+            if slot is None:
+                continue
+            new = tokens_WN[i][tokens_WN[i] >= 0]
+            slot.tokens.extend(new.tolist())
+            slot.logprobs.extend(logprobs_WN[i][: new.shape[0]].tolist())
+            slot.stopped = bool(slot.tokens) and slot.tokens[-1] in slot.request.stop_ids
+            if slot.stopped or len(slot.tokens) >= self._device.limit(i):
+                finished.append(i)
+        exports = []
+        for i in finished:
+            row = self._finish(i)
+            exports.append((i, row))
+        self._device.export(exports)
+
+    def _finish(self, i: int) -> int:
+        slot = self._slots[i]
+        request, n = slot.request, slot.request.tokens.shape[0]
+        tokens = np.asarray(slot.tokens, np.int32)
+        row = self._cache.insert(np.concatenate([request.tokens, tokens[:-1]]), request.salt)
+        self._held = [-1 if held == row else held for held in self._held]
+        self._release(i, row)
+        if not slot.future.done():
+            slot.future.set_result(
+                Generation(
+                    tokens=tokens,
+                    logprobs=np.asarray(slot.logprobs, np.float32),
+                    stopped=slot.stopped,
+                    cached_tokens=slot.cached,
+                    prefilled_tokens=n - slot.cached,
+                    weight_version=self.weight_version,
+                )
+            )
+        return row
