@@ -1,0 +1,1 @@
+"""Losses and scores of arrays: no model, no config, no tree."""
