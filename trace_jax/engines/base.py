@@ -1,0 +1,37 @@
+"""The protocol of everything that samples tokens.
+
+An engine gets token ids and returns token ids with the log-probs that it sampled them from; it never sees text.
+What a request draws is a function of the weights, its tokens and its `key`, never of what else is in flight. (Remote
+engines may fall short of that; they say so.)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from trace_jax.types import GenerateRequest, Generation
+
+
+class EngineError(Exception):
+    """The engine gave up on one request after its own retries. Any other exception of an engine ends the run."""
+
+
+class Engine(Protocol):
+    """Samples one turn at a time; many requests may be in flight at once."""
+
+    context_length: int  # tokens: the longest history plus generation that the engine can hold
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Samples until a stop id, `max_new_tokens` or the context's end; the stop id is kept.
+
+        Must tolerate cancellation at any await. Raises `EngineError` when it gives up on this request.
+        """
+        ...
+
+    async def set_weights(self, params: Any, version: int) -> None:
+        """Serves `params` from now on, labels generations with `version`, and forgets every cached prefix."""
+        ...
+
+    async def close(self) -> None:
+        """Releases what the engine holds; calling it twice is harmless."""
+        ...

@@ -1,0 +1,1 @@
+"""Multi-turn episodes over tokens, and the two-stage collection of rollout trees."""

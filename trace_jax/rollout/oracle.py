@@ -1,0 +1,104 @@
+"""A predictor that measures instead of predicting: the mean success of many extra rollouts, outside the budget.
+
+It is the upper control for learned predictors: with enough rollouts its scores are the policy's true success rates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trace_jax.budget.account import BudgetCount
+from trace_jax.engines.base import Engine
+from trace_jax.rollout.environment import Environment
+from trace_jax.rollout.keys import Stream
+from trace_jax.rollout.runner import Runner, Sampling, Start, bare_starts
+from trace_jax.rollout.slots import EpisodeSlots, run_all
+from trace_jax.tree import query
+from trace_jax.types import Prompt, RolloutTree, Stage
+
+
+class OraclePredictor:
+    """Scores by sampling, behind the `collect.Predictor` protocol. It belongs to one policy: make a new one each step.
+
+    An anchor's environment state is rebuilt by replaying the path's actions from the prompt, so tasks must be
+    deterministic. What it spends is counted in `counts` only.
+
+    Args:
+      engine, environment: as in `collect_batch`.
+      sampling: of the step; the stream is replaced by `Stream.ORACLE`, so that no noise is shared with the budget.
+      rollouts_per_prompt: R, at least 1, for each prompt's score.
+      continuations_per_anchor: K, at least 1, for each anchor's score.
+      concurrency: extra episodes in flight at once, beside those of the budget.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        environment: Environment,
+        *,
+        sampling: Sampling,
+        rollouts_per_prompt: int,
+        continuations_per_anchor: int,
+        concurrency: int,
+    ):
+        if rollouts_per_prompt < 1 or continuations_per_anchor < 1:
+            raise ValueError(
+                f"oracle: rollouts_per_prompt is {rollouts_per_prompt} and continuations_per_anchor "
+                f"{continuations_per_anchor}; both must be at least 1"
+            )
+        self.counts = BudgetCount()
+        self._rollouts, self._continuations = rollouts_per_prompt, continuations_per_anchor
+        self._prompts: dict[str, Prompt] = {}
+        sampling = dataclasses.replace(sampling, stream=Stream.ORACLE)
+        self._runner = Runner(engine, environment, sampling, EpisodeSlots(concurrency), self._count)
+
+    async def score_prompts(self, prompts: Sequence[Prompt]) -> np.ndarray:
+        """float64 [B]: mean success of R rollouts of each prompt. ValueError as `Runner.check_prompts`."""
+        self._runner.check_prompts(prompts)
+        self._prompts.update((prompt.uid, prompt) for prompt in prompts)
+        starts = [bare_starts(prompt, range(self._rollouts)) for prompt in prompts]
+        return await self._means([prompt.uid for prompt in prompts], starts)
+
+    async def score_anchors(self, tree: RolloutTree, anchors: np.ndarray) -> np.ndarray:
+        """float64 [A]: mean success of K continuations of each anchor. ValueError for a prompt it has not scored."""
+        if tree.prompt_uid not in self._prompts:
+            raise ValueError(f"oracle: prompt {tree.prompt_uid!r} was not scored in this step; score all prompts first")
+        states = await self._replay(tree, anchors)
+        depth = query.depth(tree)
+        starts = []
+        for node in np.asarray(anchors).tolist():
+            history = query.prefix_tokens(tree, node)
+            first = self._rollouts + node * self._continuations  # by node id: no two nodes share a key
+            starts.append(
+                [
+                    Start(node, Stage.CONTINUATION, leaf, history, states[node], int(depth[node]))
+                    for leaf in range(first, first + self._continuations)
+                ]
+            )
+        return await self._means([tree.prompt_uid] * len(starts), starts)
+
+    async def _means(self, uids: Sequence[str], starts: Sequence[Sequence[Start]]) -> np.ndarray:
+        groups = await run_all(self._runner.run(uid, group) for uid, group in zip(uids, starts, strict=True))
+        return np.array([np.mean([episode.turns[-1].success for episode in group]) for group in groups], np.float64)
+
+    async def _replay(self, tree: RolloutTree, anchors: np.ndarray) -> dict[int, Any]:
+        """The environment's state at each anchor and above it, by node."""
+        environment = self._runner.environment
+        timeout = environment.task.tool_timeout
+        states = {0: self._prompts[tree.prompt_uid].state}
+        for anchor in np.asarray(anchors).tolist():
+            for node in query.path(tree, anchor).tolist():
+                if node not in states:
+                    span = slice(tree.offset[node], tree.offset[node + 1])
+                    action = tree.token[span][tree.is_action[span]]
+                    result = await environment.step(states[int(tree.parent[node])], action, timeout)
+                    states[node] = result.state
+                    self.counts += BudgetCount(tool_calls=result.tool_calls)
+        return states
+
+    def _count(self, episode: Any) -> None:
+        self.counts += episode.counts
