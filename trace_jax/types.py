@@ -149,8 +149,8 @@ class RolloutTree:
         _validate_layout(self)
         _validate_structure(self)
         _validate_stages(self)
-        _validate_turns(self)
         _validate_tokens(self)
+        _validate_turns(self)
         _validate_leaves(self)
         return self
 
@@ -199,7 +199,7 @@ def _validate_structure(tree: RolloutTree) -> None:
     bad = np.flatnonzero((tree.parent[1:] < 0) | (tree.parent[1:] >= np.arange(1, n))) + 1
     if bad.size:
         _fail(tree, f"node {bad[0]} has parent {tree.parent[bad[0]]}; a parent must be an earlier node")
-    bad = np.flatnonzero(~np.isin(tree.kind[1:], (NodeKind.TURN, NodeKind.LEAF))) + 1
+    bad = np.flatnonzero((tree.kind[1:] != NodeKind.TURN) & (tree.kind[1:] != NodeKind.LEAF)) + 1
     if bad.size:
         _fail(tree, f"node {bad[0]} has kind {tree.kind[bad[0]]}; node 0 is the root, others are turns or leaves")
     children = np.bincount(tree.parent[1:], minlength=n)
@@ -212,7 +212,7 @@ def _validate_structure(tree: RolloutTree) -> None:
 def _validate_stages(tree: RolloutTree) -> None:
     """Bare rollouts are unbroken chains from the prompt; continuations start at their turns, never at the prompt."""
     stage, parent = tree.stage, tree.parent
-    rollout = np.isin(stage, (Stage.ROOT_ROLLOUT, Stage.CONTINUATION))
+    rollout = (stage == Stage.ROOT_ROLLOUT) | (stage == Stage.CONTINUATION)
     bad = np.flatnonzero(np.where(parent < 0, stage != Stage.PROMPT, ~rollout))
     if bad.size:
         rule = "node 0 is the prompt, every other node part of a root rollout or of a continuation"
@@ -232,7 +232,7 @@ def _validate_stages(tree: RolloutTree) -> None:
 
 def _validate_turns(tree: RolloutTree) -> None:
     """Finish reasons, weight versions and predictor scores of nodes."""
-    known = np.isin(tree.finish, list(Finish))
+    known = (tree.finish >= Finish.TURN) & (tree.finish <= Finish.ENGINE_ERROR)
     bad = np.flatnonzero(~known | ((tree.kind == NodeKind.LEAF) == (tree.finish == Finish.TURN)))
     if bad.size:
         rule = f"a turn that goes on has {int(Finish.TURN)}, a leaf one of the others"
@@ -270,10 +270,14 @@ def _validate_tokens(tree: RolloutTree) -> None:
 def _validate_leaves(tree: RolloutTree) -> None:
     """Reward and success on leaves and only there."""
     leaf = tree.kind == NodeKind.LEAF
-    if not np.all(np.isfinite(tree.reward[leaf])) or not np.all(np.isin(tree.success[leaf], (0.0, 1.0))):
-        _fail(tree, "every leaf needs a finite reward and a success of 0 or 1")
-    if not np.all(np.isnan(tree.reward[~leaf])) or not np.all(np.isnan(tree.success[~leaf])):
-        _fail(tree, "only leaves carry a reward and a success")
+    scored = np.isfinite(tree.reward) & ((tree.success == 0) | (tree.success == 1))
+    bad = np.flatnonzero(leaf & ~scored)
+    if bad.size:
+        got = f"reward {tree.reward[bad[0]]} and success {tree.success[bad[0]]}"
+        _fail(tree, f"leaf {bad[0]} has {got}; every leaf needs a finite reward and a success of 0 or 1")
+    bad = np.flatnonzero(~leaf & ~(np.isnan(tree.reward) & np.isnan(tree.success)))
+    if bad.size:
+        _fail(tree, f"node {bad[0]} carries a reward or a success; only leaves do, all others have NaN")
 
 
 @dataclasses.dataclass(frozen=True)

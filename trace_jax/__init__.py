@@ -1,0 +1,1 @@
+"""TRACE: Tree Rollout Allocation for Contrastive Exploration, in JAX."""

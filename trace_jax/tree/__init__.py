@@ -1,0 +1,1 @@
+"""Rollout trees in numpy: growing, reading, credit, token weights, packing and metrics."""
