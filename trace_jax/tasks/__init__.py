@@ -1,0 +1,1 @@
+"""Task families: prompts, tools, environments as values, rewards and scripted demonstrations."""

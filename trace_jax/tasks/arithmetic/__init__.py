@@ -1,0 +1,1 @@
+"""Arithmetic expression trees that are evaluated one operation a turn with a calculator."""

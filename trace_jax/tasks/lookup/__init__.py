@@ -1,0 +1,1 @@
+"""Multi-hop questions over a generated knowledge base, answered through a search tool."""
