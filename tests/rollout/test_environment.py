@@ -42,10 +42,10 @@ def test_text_is_cut_before_it_is_tokenised_and_half_words_are_dropped(toy):
         return np.array([len(word) for word in text.replace("\n", " \n").split(" ") if word], np.int32)
 
     environment = Environment(toy.Adder(), words, str, (1,))
-    ids = environment.observation("abcdefghijklmnopqrst " * 1_000_000 + "\n", 4)
-    # 4 * 16 = 64 characters are tokenised: three words of 20 and the first letter of a fourth, which is dropped
+    ids = environment.observation("abcdefghijklmnopqrst " * 1_000_000 + "\n", 5)
+    # 5 * 16 = 80 characters are tokenised: three words of 20 and 17 letters of a fourth, which are dropped; the stop
     assert ids.tolist() == [20, 20, 20, 1]
-    assert max(seen) == 64
+    assert max(seen) == 80
 
 
 def test_make_environment_reads_the_tokenizer(toy):

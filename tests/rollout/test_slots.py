@@ -43,26 +43,35 @@ def test_lower_priority_number_first_then_first_come():
 
 
 def test_cancelled_waiters_and_granted_waiters_lose_no_slot():
+    started = []
+
     async def main():
         slots = EpisodeSlots(1)
         gate = asyncio.Event()
-        holder = asyncio.create_task(slots.run(gate.wait, priority=0))
+        waiting = []
+
+        async def hold():
+            await gate.wait()
+            # Runs after the release below has granted the slot to the second waiter and before that one resumes.
+            asyncio.get_running_loop().call_soon(waiting[1].cancel)
+
+        async def work():
+            started.append(True)
+
+        holder = asyncio.create_task(slots.run(hold, priority=0))
         await asyncio.sleep(0)
-        waiter, granted = (asyncio.create_task(slots.run(gate.wait, priority=0)) for _ in range(2))
+        waiting += [asyncio.create_task(slots.run(work, priority=0)) for _ in range(2)]
         await asyncio.sleep(0)
-        waiter.cancel()
+        waiting[0].cancel()
         await asyncio.sleep(0)
         gate.set()
-        await holder  # its release grants the slot to `granted`, which has not resumed yet
-        granted.cancel()
-        await asyncio.gather(waiter, granted, return_exceptions=True)
+        await holder
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(result) for result in results] == [asyncio.CancelledError] * 2 and not started
+        await asyncio.wait_for(slots.run(work, priority=0), 1.0)
 
-        async def last():
-            return "ran"
-
-        return await asyncio.wait_for(slots.run(last, priority=0), 1.0)
-
-    assert asyncio.run(main()) == "ran"
+    asyncio.run(main())
+    assert started == [True]
 
 
 def test_a_failure_frees_its_slot():
