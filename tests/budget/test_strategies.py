@@ -29,7 +29,7 @@ class Curriculum:
         ranking = np.argsort(np.abs(np.asarray(success_probability) - 0.5), kind="stable")
         return flat_roots(ranking, self.total_rollouts, self.rollouts_per_prompt)
 
-    def forks(self, success, value, total, rng):
+    def forks(self, success, value, rollout, total, rng):
         return no_forks(success, total)
 
 
@@ -46,7 +46,7 @@ class RandomTree:
     def roots(self, success_probability, pool_size, rng):
         return flat_roots(rng.permutation(pool_size), self.root_budget, self.rollouts_per_prompt)
 
-    def forks(self, success, value, total, rng):
+    def forks(self, success, value, rollout, total, rng):
         return np.bincount(rng.integers(len(success), size=total), minlength=len(success))
 
 
@@ -63,7 +63,7 @@ def test_every_strategy_spends_its_budget_exactly(strategy: Strategy):
         assert m.shape == (24,) and m.dtype == np.int64 and m.sum() == budget and not np.any(m == 1)
         total = int(m.max()) * strategy.continuations_per_root
         success, value = rng.integers(0, 2, 7).astype(float), rng.random(7)
-        k = strategy.forks(success, value if strategy.needs_predictor else None, total, rng)
+        k = strategy.forks(success, value if strategy.needs_predictor else None, np.arange(len(success)), total, rng)
         assert k.shape == (7,) and k.dtype == np.int64 and k.sum() == total and k.min() >= 0
 
 
@@ -92,15 +92,15 @@ def test_grpo_serves_the_whole_pool_if_it_just_fits():
         (lambda: Grpo(8, 0), "total_rollouts is 0"),
         (lambda: Grpo(1, 8), "rollouts_per_prompt is 1"),
         (lambda: Grpo(8, 64).roots(None, 7, np.random.default_rng(0)), "needs 8 prompts, but the pool has 7"),
-        (lambda: Grpo(8, 64).forks(np.ones(3), None, 2, np.random.default_rng(0)), "total is 2"),
+        (lambda: Grpo(8, 64).forks(np.ones(3), None, np.arange(3), 2, np.random.default_rng(0)), "total is 2"),
         (lambda: Trace(1, 2), "root_budget is 1"),
         (lambda: Trace(8, -1), "continuations_per_root is -1"),
         (lambda: Trace(8, 2, 1), "max_per_prompt is 1"),
         (lambda: Trace(8, 2, 3).roots(np.full(2, 0.5), 2, np.random.default_rng(0)), "total is 8, but 2 prompts"),
         (lambda: Trace(8, 2).roots(None, 2, np.random.default_rng(0)), "each of 2 prompts, got none"),
         (lambda: Trace(8, 2).roots(np.full(3, 0.5), 2, np.random.default_rng(0)), "each of 2 prompts, got 3"),
-        (lambda: Trace(8, 2).forks(np.ones(3), None, 2, np.random.default_rng(0)), "each of 3 anchors, got none"),
-        (lambda: Trace(8, 2).forks(np.array([0.4]), np.ones(1), 2, np.random.default_rng(0)), "0.4, not 0 or 1"),
+        (lambda: Trace(8, 2).forks(np.ones(3), None, np.arange(3), 2, np.random.default_rng(0)), "each of 3 anchors, got none"),
+        (lambda: Trace(8, 2).forks(np.array([0.4]), np.ones(1), np.zeros(1, int), 2, np.random.default_rng(0)), "0.4, not 0 or 1"),
     ],
 )
 def test_errors_name_the_value_and_the_limit(make, words):
@@ -120,14 +120,14 @@ def test_trace_reproduces_the_worked_example():
     # m = 2, N = 2: rollout 1 succeeded (V = .6, .9), rollout 2 failed (V = .3), so q = .6, .9, .7. The gains are
     # .4, .24, .144 | .1, .09 | .3, .21, .147: the four largest are .4, .3, .24, .21.
     strategy = Trace(root_budget=4, continuations_per_root=2)
-    k = strategy.forks(np.array([1.0, 1.0, 0.0]), np.array([0.6, 0.9, 0.3]), 4, np.random.default_rng(0))
+    k = strategy.forks(np.array([1.0, 1.0, 0.0]), np.array([0.6, 0.9, 0.3]), np.array([0, 0, 1]), 4, np.random.default_rng(0))
     assert k.tolist() == [2, 0, 2]
 
 
 def test_trace_respects_its_cap_and_may_go_without_forks():
     m = Trace(12, 0, max_per_prompt=3).roots(np.array([0.5, 0.5, 0.01, 0.99]), 4, np.random.default_rng(0))
     assert m.tolist() == [3, 3, 3, 3]
-    assert Trace(12, 0).forks(np.ones(2), np.ones(2), 0, np.random.default_rng(0)).tolist() == [0, 0]
+    assert Trace(12, 0).forks(np.ones(2), np.ones(2), np.arange(2), 0, np.random.default_rng(0)).tolist() == [0, 0]
 
 
 def test_trace_with_true_values_finds_more_contrast_than_flat_and_random():
@@ -140,7 +140,8 @@ def test_trace_with_true_values_finds_more_contrast_than_flat_and_random():
     }
     assert contrast["trace"] > contrast["curriculum"] > contrast["grpo"]
     success, value = (rng.random(20) < 0.5).astype(float), rng.random(20)
-    q = agreement(success, value)
-    found = prefix_value(q, Trace(64, 1).forks(success, value, 8, rng)).sum()
-    at_random = np.mean([prefix_value(q, RandomTree(4, 32, 1).forks(success, None, 8, rng)).sum() for _ in range(50)])
+    q, rollout = agreement(success, value), np.arange(20) // 4
+    found = prefix_value(q, Trace(64, 1).forks(success, value, rollout, 8, rng)).sum()
+    forks = RandomTree(4, 32, 1).forks
+    at_random = np.mean([prefix_value(q, forks(success, None, rollout, 8, rng)).sum() for _ in range(50)])
     assert found > at_random

@@ -122,7 +122,7 @@ class Fixed:
     name: str = "fixed"
     needs_predictor: bool = False
 
-    def forks(self, success, value, total, rng):
+    def forks(self, success, value, rollout, total, rng):
         assert value is None
         return np.array(self.copies)
 

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from trace_jax.rollout.keys import Stream, episode_key, forks_rng, prompt_key
+from trace_jax.rollout.keys import Stream, episode_key, forks_rng, host_rng, prompt_key
 
 
 def test_prompt_key_is_the_head_of_blake2b():
@@ -26,3 +26,12 @@ def test_fork_generators_depend_on_every_argument():
     assert len({draw(0, 1, "a"), draw(1, 1, "a"), draw(0, 2, "a"), draw(0, 1, "b")}) == 4
     expected = np.random.Generator(np.random.PCG64(np.random.SeedSequence([0, 3, 1, prompt_key("a")])))
     assert draw(0, 1, "a") == expected.integers(2**62)
+
+
+def test_host_generators_depend_on_every_argument_and_not_on_fork_generators():
+    def draw(*args):
+        return host_rng(*args).integers(2**62)
+
+    assert draw(0, 1, "roots") == draw(0, 1, "roots")
+    different = {draw(0, 1, "roots"), draw(1, 1, "roots"), draw(0, 2, "roots"), draw(0, 1, "policy")}
+    assert len(different | {forks_rng(0, 1, "roots").integers(2**62)}) == 5

@@ -22,7 +22,8 @@ class BudgetCount:
         """Adds field by field."""
         if not isinstance(other, BudgetCount):
             return NotImplemented
-        return BudgetCount(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+        names = (field.name for field in dataclasses.fields(self))
+        return BudgetCount(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 def fallback_roots(continuations: int) -> int:

@@ -34,7 +34,7 @@ class Grpo:
         return flat_roots(rng.permutation(pool_size), self.total_rollouts, self.rollouts_per_prompt)
 
     def forks(
-        self, success: np.ndarray, value: np.ndarray | None, total: int, rng: np.random.Generator
+        self, success: np.ndarray, value: np.ndarray | None, rollout: np.ndarray, total: int, rng: np.random.Generator
     ) -> np.ndarray:
         """Zeros int64 [A]; ValueError for a positive total."""
         return no_forks(success, total)

@@ -40,13 +40,14 @@ class Strategy(Protocol):
         """
 
     def forks(
-        self, success: np.ndarray, value: np.ndarray | None, total: int, rng: np.random.Generator
+        self, success: np.ndarray, value: np.ndarray | None, rollout: np.ndarray, total: int, rng: np.random.Generator
     ) -> np.ndarray:
         """Continuations of every anchor of one prompt.
 
         Args:
           success: [A], 0 or 1: the outcome of the bare rollout on which each anchor lies.
           value: float [A] in [0, 1], the predicted success rate from each anchor; None unless `needs_predictor`.
+          rollout: int [A], which bare rollout each anchor lies on (equal numbers, equal rollout).
           total: continuations to hand out.
           rng: a generator of this prompt and step, so that the result does not depend on which prompt finishes first.
 

@@ -43,7 +43,7 @@ class Trace:
         return allocate_roots(success_probability, self.root_budget, max_per_prompt=self.max_per_prompt, rng=rng)
 
     def forks(
-        self, success: np.ndarray, value: np.ndarray | None, total: int, rng: np.random.Generator
+        self, success: np.ndarray, value: np.ndarray | None, rollout: np.ndarray, total: int, rng: np.random.Generator
     ) -> np.ndarray:
         """K int64 [A], the optimum of Eq. 16. ValueError as `agreement` and `allocate_prefixes`, or without values."""
         if value is None:

@@ -54,8 +54,8 @@ class Device:
         return {name: call._cache_size() for name, call in calls.items()}
 
     def set_weights(self, params) -> None:
-        """Takes parameters in the trainer's layout; keeps its own copy in the engine's."""
-        self._params = self._to_layout(params)
+        """Takes parameters in the trainer's layout, sharded or not; keeps its own copy on this engine's device."""
+        self._params = self._to_layout(jax.device_put(params, jax.local_devices()[0]))
 
     def admit(self, slot: int, request: GenerateRequest, limit: int) -> None:
         """Sets up a slot to decode `request` for at most `limit` tokens."""

@@ -84,9 +84,9 @@ async def collect_prompt(
         await growth.bare(extra)
         return growth.collected(fallback_rollouts=extra)
     value = await growth.score(predictor, anchors) if strategy.needs_predictor else None
-    success = growth.tree.success[query.factual_leaf(growth.tree, anchors)]
+    leaf = query.factual_leaf(growth.tree, anchors)
     rng = keys.forks_rng(runner.sampling.seed, runner.sampling.step, prompt.uid)
-    copies = np.asarray(strategy.forks(success, value, total, rng))
+    copies = np.asarray(strategy.forks(growth.tree.success[leaf], value, leaf, total, rng))
     if copies.shape != anchors.shape or np.any(copies < 0) or copies.sum() != total:
         raise ValueError(
             f"prompt {prompt.uid!r}: strategy {strategy.name} gave forks {copies.tolist()} for {anchors.size} anchors; "

@@ -19,6 +19,8 @@ class Stream(enum.IntEnum):
     EVAL = 1  # evaluation samples
     ORACLE = 2  # extra rollouts of the oracle predictor, outside the budget
     FORKS = 3  # tie-breaking of a strategy's forks, drawn on the host
+    WARM_UP = 4  # rollouts that a predictor is fitted to before the first step, outside the budget
+    HOST = 5  # everything else that the host draws in a step
 
 
 def prompt_key(uid: str) -> int:
@@ -34,3 +36,8 @@ def episode_key(seed: int, stream: Stream, step: int, uid: str, leaf: int) -> tu
 def forks_rng(seed: int, step: int, uid: str) -> np.random.Generator:
     """Generator for one prompt's fork allocation in one step. seed and step must be >= 0."""
     return np.random.default_rng(np.random.SeedSequence((seed, int(Stream.FORKS), step, prompt_key(uid))))
+
+
+def host_rng(seed: int, step: int, purpose: str) -> np.random.Generator:
+    """Generator for one purpose of one step ("roots", "policy", ...), so that no generator state outlives a step."""
+    return np.random.default_rng(np.random.SeedSequence((seed, int(Stream.HOST), step, prompt_key(purpose))))

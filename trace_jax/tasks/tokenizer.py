@@ -88,7 +88,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> np.ndarray:
 
 def decode(tokenizer: PreTrainedTokenizerFast, tokens: np.ndarray) -> str:
     """The text of token ids, special tokens written out."""
-    return tokenizer.decode(tokens.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return tokenizer.backend_tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
 
 
 def stop_id(tokenizer: PreTrainedTokenizerFast, stop: str) -> int:

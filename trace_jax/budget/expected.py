@@ -1,0 +1,32 @@
+"""Counting the budget in expected tokens instead of rollouts (our option; the paper counts rollouts, E.5)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpectedTokens:
+    """Running means of what a rollout costs, part of the allocator's state and of every checkpoint."""
+
+    root: float | None = None  # generated tokens of a bare rollout; None before the first step
+    continuation: float | None = None  # of a continuation; None while there was none
+    decay: float = 0.8  # weight of the past in the running means
+
+    def updated(self, *, root: float | None, continuation: float | None) -> ExpectedTokens:
+        """With a step's measured means; None where the step had no such rollout."""
+        blend = lambda old, new: old if new is None else new if old is None else self.decay * old + (1 - self.decay) * new
+        return dataclasses.replace(
+            self, root=blend(self.root, root), continuation=blend(self.continuation, continuation)
+        )
+
+    def roots(self, tokens: int, continuations_per_root: int, *, default: int) -> int:
+        """M, so that M (c_root + N c_continuation) is about `tokens`; even and at least 2. `default` before any step.
+
+        Until a continuation was seen it counts as half a root rollout, as in the paper's units.
+        """
+        if self.root is None:
+            return default
+        continuation = self.root / 2 if self.continuation is None else self.continuation
+        each = self.root + continuations_per_root * continuation
+        return max(int(tokens / max(each, 1e-9)) // 2 * 2, 2)

@@ -1,0 +1,305 @@
+"""The settings of a run: frozen dataclasses, the one place where each default lives.
+
+`default_config()` is the same tree as a locked ConfigDict, which `configs/*.py` change and command-line flags override;
+`parse(config_dict)` turns it back and checks every field and every combination. Nothing below the entry points ever
+sees a ConfigDict. Defaults are the paper's where it states one, at the scale of a small model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from typing import Any
+
+from ml_collections import config_dict
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work: one line that names the field, its value, the limit and the remedy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ArithmeticConfig:
+    """Expression trees with a calculator (tasks/arithmetic)."""
+
+    seed: int = 0  # of the questions
+    difficulty: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)  # weights of 1, 2, ... operations
+    demo_difficulty: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0)  # the same, of the demonstrations
+    max_number: int = 29
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupConfig:
+    """Multi-hop questions over a generated knowledge base with BM25 search (tasks/lookup)."""
+
+    seed: int = 0  # of the knowledge base and the questions
+    difficulty: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)  # weights of 1, 2, ... hops
+    demo_difficulty: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetConfig:
+    """The rollout budget of a step. Units: a root rollout is 1, a continuation 1/2 (paper E.5)."""
+
+    pool: int = 64  # B: candidate prompts drawn each step
+    roots: int = 128  # M: root rollouts of TRACE; every strategy spends M (1 + N / 2) units
+    continuations_per_root: int = 2  # N
+    rollouts_per_prompt: int = 8  # G of the flat strategies
+    max_per_prompt: int | None = None  # cap on m_i; the paper has none
+    unit: str = "rollouts"  # or "tokens": M shrinks or grows so that the expected tokens of a step are `tokens`
+    tokens: int = 0  # generated tokens of a step, for unit="tokens"
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+    """How episodes are sampled, in training and evaluation."""
+
+    temperature: float = 1.0
+    max_turn_tokens: int = 12
+    max_observation_tokens: int = 48
+    concurrency: int = 256  # episodes in flight
+    deadline: float | None = None  # wall-clock seconds of an episode; a run with one is not reproducible
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The policy: a model folder, or the shape of a small model that is warm-started from demonstrations."""
+
+    path: str | None = None  # folder with config.json, tokenizer and parameters
+    hidden_size: int = 128
+    num_layers: int = 3
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 32
+    mlp_size: int = 384
+    scan_layers: bool = False
+    remat: bool = False
+    fuse_projections: bool = True
+    dtype: str = "float32"
+    context_length: int = 128  # tokens of an episode, prompt included
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """The in-process engine (engines/local.py)."""
+
+    slots: int = 64
+    cache_rows: int = 640
+    prefill_chunk: int = 8
+    decode_steps: int = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartConfig:
+    """Supervised training on scripted demonstrations; its result is cached as a model folder."""
+
+    steps: int = 450
+    demonstrations: int = 64  # per step
+    slip_rate: float = 0.1  # share of demonstrated actions that are wrong
+    learning_rate: float = 2e-3
+    cache: str | None = None  # folder of the cache; the workdir if not given
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """The policy's optimiser (train/optimizer.py). Paper E.3: Adam, 1e-6 for 8B models, clip 1.0."""
+
+    name: str = "adamw"
+    schedule: str = "constant"
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0  # of schedule="warmup_cosine"
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0  # of name="sgd"
+    clip_norm: float = 1.0
+    max_update_norm: float | None = None  # ours: limit on the change of the parameters in one optimiser step
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    """The tree-aware objective. Default: one on-policy pass, no KL (paper E.3)."""
+
+    advantage: str = "tree_rpo"  # grpo, dr_grpo, tree_rpo (Eq. 45-47), tree_grpo (Eq. 48-49); GRPO always uses its own
+    std_ddof: int = 0  # 0: population std; 1: sample std. The paper does not say
+    aggregation: str = "sequence_mean_token_mean"  # Eq. 43
+    prompt_weight: str = "equal"  # "equal": every tree weighs the same; "sequences": every sequence does
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    kl_coef: float = 0.0  # of a k3 penalty to the warm-started policy
+    tis_cap: float | None = None  # truncated importance weights against the sampler; needs rescore
+    rescore: bool = False  # old log-probs from the trainer's forward instead of the engine's
+    epochs: int = 1
+    mini_batches: int = 1
+    row_length: int = 128  # T of packed rows; at least the context
+    micro_rows: int = 16  # b: rows of one gradient call
+    logit_chunk: int = 1024  # tokens whose logits exist at once
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictorConfig:
+    """The success predictor (paper section 4.3, E.6). The last fields are options of ours, off as in the paper."""
+
+    kind: str = "critic"  # "critic": a model of its own (paper); "policy_head": on the policy's states; "oracle"
+    hidden_size: int = 64
+    num_layers: int = 2
+    num_heads: int = 2
+    mlp_size: int = 192
+    learning_rate: float = 3e-5
+    epochs: int = 2
+    batch_size: int = 64  # examples of one optimiser step
+    prefix_share: float = 0.06
+    loss: str = "mse"  # or "bce"
+    replay_steps: int = 0  # earlier steps whose examples are trained on again
+    warmup_prompts: int = 0  # prompts that are rolled out before the first step, outside the budget
+    warmup_rollouts: int = 8  # rollouts of each of them
+    warmup_epochs: int = 10
+    oracle_rollouts: int = 16  # extra rollouts per prompt of kind="oracle", outside the budget
+    oracle_continuations: int = 4  # extra continuations per anchor
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Held-out evaluation, before and after training and every `every` steps (0: never between)."""
+
+    prompts: int = 512
+    samples: int = 4
+    every: int = 0
+    seed: int = 0  # of the sampling noise: the same before and after
+
+
+@dataclasses.dataclass(frozen=True)
+class LoggingConfig:
+    """Where numbers go beside metrics.jsonl."""
+
+    tensorboard: bool = True
+    wandb_project: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """Checkpoints under WORKDIR/checkpoints."""
+
+    every: int = 10  # steps; 0: only at the end and on SIGTERM or Ctrl-C
+    keep: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Device mesh of the training steps; the product is the number of devices used."""
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides what a run computes."""
+
+    task: str = "arithmetic"  # or "lookup"
+    strategy: str = "trace"  # or "grpo"
+    seed: int = 0
+    steps: int = 20
+    arithmetic: ArithmeticConfig = ArithmeticConfig()
+    lookup: LookupConfig = LookupConfig()
+    budget: BudgetConfig = BudgetConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    loss: LossConfig = LossConfig()
+    predictor: PredictorConfig = PredictorConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+    mesh: MeshConfig = MeshConfig()
+
+
+# Settings that a resumed run may change: they do not alter what a step computes.
+RESUMABLE = ("steps", "eval", "checkpoint", "logging")
+
+
+def default_config() -> config_dict.ConfigDict:
+    """The defaults as a locked ConfigDict; a field that may be None is a placeholder, so that flags can set it."""
+    return _to_config_dict(RunConfig()).lock()
+
+
+def parse(config: config_dict.ConfigDict) -> RunConfig:
+    """The dataclasses of a ConfigDict, checked. Raises ConfigError."""
+    parsed = _from_mapping(RunConfig, config.to_dict(), "config")
+    from trace_jax.config_checks import check  # the rules have a file of their own
+
+    check(parsed)
+    return parsed
+
+
+def to_json(config: RunConfig) -> str:
+    """The resolved config as an indented JSON object, every field in it."""
+    return json.dumps(dataclasses.asdict(config), indent=2)
+
+
+def fingerprint(config: RunConfig) -> dict[str, Any]:
+    """The settings that a checkpoint must share with the run that resumes it."""
+    return {name: value for name, value in dataclasses.asdict(config).items() if name not in RESUMABLE}
+
+
+def _to_config_dict(value: Any) -> config_dict.ConfigDict:
+    result = config_dict.ConfigDict()
+    hints = typing.get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        item = getattr(value, field.name)
+        if dataclasses.is_dataclass(item):
+            result[field.name] = _to_config_dict(item)
+        elif item is None:
+            result[field.name] = config_dict.placeholder(_plain_type(hints[field.name]))
+        else:
+            result[field.name] = item
+    return result
+
+
+def _from_mapping(cls: type, mapping: dict[str, Any], where: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(mapping) - set(hints))
+    if unknown:
+        raise ConfigError(f"{where}.{unknown[0]} is not a setting; {where} has {', '.join(hints)}")
+    missing = sorted(set(hints) - set(mapping))
+    if missing:
+        raise ConfigError(f"{where}.{missing[0]} is missing; start from trace_jax.config.default_config()")
+    return cls(**{name: _convert(hints[name], mapping[name], f"{where}.{name}") for name in hints})
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return _from_mapping(hint, value, where)
+    if value is None and _optional(hint):
+        return None
+    plain = _plain_type(hint)
+    if plain is tuple:
+        if not isinstance(value, (tuple, list)) or not all(_is_number(x) for x in value):
+            raise ConfigError(f"{where} is {value!r}, must be a tuple of numbers")
+        return tuple(float(x) for x in value)
+    if plain is float and _is_number(value):
+        return float(value)
+    if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
+        raise ConfigError(f"{where} is {value!r}, must be of type {plain.__name__}")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _optional(hint: Any) -> bool:
+    return isinstance(hint, types.UnionType) and type(None) in typing.get_args(hint)
+
+
+def _plain_type(hint: Any) -> type:
+    """int of `int | None`, tuple of `tuple[float, ...]`."""
+    if isinstance(hint, types.UnionType):
+        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    return typing.get_origin(hint) or hint

@@ -1,0 +1,146 @@
+"""Which combinations of settings can work. Each rule is one line that names the field, its value and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trace_jax.config import ConfigError, RunConfig
+
+TASKS = ("arithmetic", "lookup")
+STRATEGIES = ("grpo", "trace")
+PREDICTORS = ("critic", "policy_head", "oracle")
+ADVANTAGES = ("grpo", "dr_grpo", "tree_rpo", "tree_grpo")
+AGGREGATIONS = (
+    "sequence_mean_token_mean",
+    "sequence_mean_token_sum",
+    "sequence_mean_token_scale",
+    "token_mean",
+)
+
+
+def check(config: RunConfig) -> None:
+    """Raises ConfigError for the first rule that is broken."""
+    for problem in _problems(config):
+        raise ConfigError(problem)
+
+
+def _problems(config: RunConfig) -> Iterable[str]:
+    yield from _choices(config)
+    yield from _ranges(config)
+    yield from _budget(config)
+    yield from _shapes(config)
+    yield from _training(config)
+
+
+def _choices(config: RunConfig) -> Iterable[str]:
+    choices = {
+        "task": (config.task, TASKS),
+        "strategy": (config.strategy, STRATEGIES),
+        "budget.unit": (config.budget.unit, ("rollouts", "tokens")),
+        "optimizer.name": (config.optimizer.name, ("adamw", "sgd")),
+        "optimizer.schedule": (config.optimizer.schedule, ("constant", "warmup_cosine")),
+        "loss.advantage": (config.loss.advantage, ADVANTAGES),
+        "loss.std_ddof": (config.loss.std_ddof, (0, 1)),
+        "loss.aggregation": (config.loss.aggregation, AGGREGATIONS),
+        "loss.prompt_weight": (config.loss.prompt_weight, ("equal", "sequences")),
+        "predictor.kind": (config.predictor.kind, PREDICTORS),
+        "predictor.loss": (config.predictor.loss, ("mse", "bce")),
+        "model.dtype": (config.model.dtype, ("float32", "bfloat16")),
+    }
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            yield f"config.{name} is {value!r}; choose one of {', '.join(map(str, allowed))}"
+
+
+def _ranges(config: RunConfig) -> Iterable[str]:
+    at_least = {
+        0: ("seed", "steps", "eval.every", "eval.seed", "checkpoint.every", "warm_start.steps", "predictor.replay_steps",
+            "predictor.warmup_prompts", "budget.continuations_per_root", "loss.kl_coef", "optimizer.learning_rate",
+            "predictor.learning_rate"),
+        1: ("budget.pool", "sampling.max_turn_tokens", "sampling.max_observation_tokens", "sampling.concurrency",
+            "engine.slots", "engine.cache_rows", "engine.prefill_chunk", "engine.decode_steps", "eval.prompts",
+            "eval.samples", "checkpoint.keep", "loss.epochs", "loss.mini_batches", "loss.micro_rows", "loss.logit_chunk",
+            "predictor.epochs", "predictor.batch_size", "predictor.warmup_rollouts", "predictor.warmup_epochs",
+            "predictor.oracle_rollouts", "predictor.oracle_continuations", "warm_start.demonstrations",
+            "mesh.data", "mesh.fsdp", "mesh.tensor"),
+        2: ("budget.roots", "budget.rollouts_per_prompt", "model.context_length"),
+    }  # fmt: skip
+    for limit, names in at_least.items():
+        for name in names:
+            value = _get(config, name)
+            if value < limit:
+                yield f"config.{name} is {value}, must be at least {limit}"
+    if not config.sampling.temperature > 0:
+        yield f"config.sampling.temperature is {config.sampling.temperature}, must be above 0"
+    if config.sampling.deadline is not None and not config.sampling.deadline > 0:
+        yield f"config.sampling.deadline is {config.sampling.deadline} s, must be above 0 or left unset"
+    for name in ("warm_start.slip_rate", "predictor.prefix_share"):
+        if not 0 <= _get(config, name) < 1:
+            yield f"config.{name} is {_get(config, name)}, must be in [0, 1)"
+
+
+def _get(config: RunConfig, name: str):
+    value = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _budget(config: RunConfig) -> Iterable[str]:
+    budget = config.budget
+    cap = budget.max_per_prompt
+    if cap is not None and cap < 2:
+        yield f"config.budget.max_per_prompt is {cap}, must be at least 2: a group of one has no contrast"
+    if config.strategy == "trace" and cap is not None and budget.roots > budget.pool * cap:
+        yield (
+            f"config.budget.roots is {budget.roots}, but pool * max_per_prompt = {budget.pool} * {cap} = "
+            f"{budget.pool * cap}; lower roots or raise the pool or the cap"
+        )
+    if config.strategy == "trace" and cap == 2 and budget.roots % 2:
+        yield f"config.budget.roots is {budget.roots}, odd, but max_per_prompt 2 gives every prompt 0 or 2"
+    if budget.roots * budget.continuations_per_root % 2:
+        yield (
+            f"config.budget.roots * continuations_per_root = {budget.roots * budget.continuations_per_root} is odd; "
+            "continuations cost half a unit, so make it even"
+        )
+    units = budget.roots + budget.roots * budget.continuations_per_root // 2
+    flat = units // budget.rollouts_per_prompt
+    if config.strategy == "grpo" and units % budget.rollouts_per_prompt and budget.unit == "rollouts":
+        yield (
+            f"the budget of {units} units (config.budget.roots * (1 + continuations_per_root / 2)) is not a multiple of "
+            f"config.budget.rollouts_per_prompt {budget.rollouts_per_prompt}"
+        )
+    if config.strategy == "grpo" and flat > budget.pool:
+        yield (
+            f"config.budget.pool is {budget.pool}, but {units} units in groups of {budget.rollouts_per_prompt} need "
+            f"{flat} prompts; enlarge the pool or the groups"
+        )
+    if (budget.unit == "tokens") != (budget.tokens > 0):
+        yield f"config.budget.tokens is {budget.tokens} with unit {budget.unit!r}; a token budget needs both"
+
+
+def _shapes(config: RunConfig) -> Iterable[str]:
+    if config.loss.row_length < config.model.context_length:
+        yield (
+            f"config.loss.row_length is {config.loss.row_length}, below model.context_length "
+            f"{config.model.context_length}; an episode must fit a row"
+        )
+    rows, data = config.loss.micro_rows, config.mesh.data * config.mesh.fsdp
+    if rows % data:
+        yield f"config.loss.micro_rows is {rows}, must be a multiple of mesh.data * mesh.fsdp = {data}"
+    for name in ("arithmetic", "lookup"):
+        for field in ("difficulty", "demo_difficulty"):
+            weights = getattr(getattr(config, name), field)
+            if not weights or min(weights) < 0 or not sum(weights) > 0:
+                yield f"config.{name}.{field} is {weights}; give at least one positive weight and none below 0"
+
+
+def _training(config: RunConfig) -> Iterable[str]:
+    if config.loss.tis_cap is not None and not config.loss.rescore:
+        yield "config.loss.tis_cap needs config.loss.rescore=True: without rescored log-probs the weights are all 1"
+    if config.optimizer.schedule == "warmup_cosine" and config.optimizer.warmup_steps >= config.steps:
+        yield (
+            f"config.optimizer.warmup_steps is {config.optimizer.warmup_steps}, must be below config.steps {config.steps}"
+        )
+    if config.strategy == "grpo" and config.budget.unit == "tokens" and config.budget.rollouts_per_prompt < 2:
+        yield "config.budget.rollouts_per_prompt must be at least 2"
