@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from tests.tree.tree_oracle import SPEC_VECTORS, Branch, Case, build, cases, chain, make_turn, worked_case
-from trace_jax.tree import advantage, grow
+from trace_jax.tree import advantage, backup, grow
 from trace_jax.tree.credit import Credit
 from trace_jax.types import Prompt
 
@@ -170,12 +170,17 @@ def test_a_group_without_variance_is_exactly_zero(estimate, reward_value):
     assert np.all(estimate(tree).advantage == 0)
 
 
-def test_equal_means_of_different_rewards_are_no_contrast():
-    # Both children of the root back up to mean(0.1, 0.2, 0.3), summed in different orders: equal but for rounding.
-    low, middle, high = 0.1, 0.2, 0.3
-    forks = [(0, 1, chain(1, middle)), (0, 1, chain(1, high)), (1, 1, chain(1, middle)), (1, 1, chain(1, low))]
-    tree = build([chain(2, low), chain(2, high)], forks).tree
-    assert not {1, 3} & set(advantage.tree_rpo(tree).node.tolist())
+def test_backups_that_differ_by_rounding_alone_are_no_contrast():
+    # Turn 1 backs up to ((a + b + b) / 3 + c) / 2 and turn 4 to (a + b + b + c + c + c) / 6: the same number, which
+    # float64 rounds twice in the first and once in the second.
+    a, b, c = 0.2, 0.3, 0.7
+    first = [(0, 2, chain(1, b)), (0, 2, chain(1, b)), (0, 1, chain(1, c))]
+    second = [(1, 1, chain(1, r)) for r in (b, b, c, c, c)]
+    tree = build([chain(3, a), chain(2, a)], first + second).tree
+    value = backup.child_mean(tree, tree.reward)
+    assert 0 < abs(value[1] - value[4]) < 1e-15
+    trained = advantage.tree_rpo(tree).node.tolist()
+    assert trained == [2, 3, 5, *range(6, 14)]  # the groups below turns 1, 2 and 4, not the root's
 
 
 def test_singletons_and_mixed_group_sizes_stay_apart():
