@@ -97,8 +97,11 @@ class WarmStartConfig:
 
     steps: int = 450
     demonstrations: int = 64  # per step
+    distinct: int = 8192  # demonstrations that are generated
     slip_rate: float = 0.1  # share of demonstrated actions that are wrong
     learning_rate: float = 2e-3
+    micro_rows: int = 8  # rows of one gradient call
+    seed: int = 0  # of parameters and demonstrations; the run's own seed does not change it
     cache: str | None = None  # folder of the cache; the workdir if not given
 
 
@@ -136,7 +139,7 @@ class LossConfig:
     mini_batches: int = 1
     row_length: int = 128  # T of packed rows; at least the context
     micro_rows: int = 16  # b: rows of one gradient call
-    logit_chunk: int = 1024  # tokens whose logits exist at once
+    logit_chunk: int = 128  # positions of a row whose logits exist at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,16 +150,17 @@ class PredictorConfig:
     hidden_size: int = 64
     num_layers: int = 2
     num_heads: int = 2
-    mlp_size: int = 192
+    mlp_size: int = 192  # also the hidden layer of kind="policy_head"
     learning_rate: float = 3e-5
-    epochs: int = 2
-    batch_size: int = 64  # examples of one optimiser step
-    prefix_share: float = 0.06
+    epochs: int = 2  # passes over the examples of a step
+    batch_rows: int = 4  # packed rows of one optimiser step
+    prefix_share: float = 0.06  # of the examples; the others are roots
     loss: str = "mse"  # or "bce"
-    replay_steps: int = 0  # earlier steps whose examples are trained on again
+    weighting: str = "equal"  # or "count": an example weighs as many as its leaves
+    replay_steps: int = 1  # steps whose examples are fitted; 1 is the current step only
     warmup_prompts: int = 0  # prompts that are rolled out before the first step, outside the budget
     warmup_rollouts: int = 8  # rollouts of each of them
-    warmup_epochs: int = 10
+    warmup_steps: int = 200  # optimiser steps on them
     oracle_rollouts: int = 16  # extra rollouts per prompt of kind="oracle", outside the budget
     oracle_continuations: int = 4  # extra continuations per anchor
 
@@ -245,7 +249,10 @@ def to_json(config: RunConfig) -> str:
 
 def fingerprint(config: RunConfig) -> dict[str, Any]:
     """The settings that a checkpoint must share with the run that resumes it."""
-    return {name: value for name, value in dataclasses.asdict(config).items() if name not in RESUMABLE}
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in RESUMABLE}
+    if config.optimizer.schedule == "warmup_cosine":
+        settings["steps"] = config.steps  # the schedule ends with the run
+    return settings
 
 
 def _to_config_dict(value: Any) -> config_dict.ConfigDict:

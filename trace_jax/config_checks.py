@@ -45,6 +45,7 @@ def _choices(config: RunConfig) -> Iterable[str]:
         "loss.prompt_weight": (config.loss.prompt_weight, ("equal", "sequences")),
         "predictor.kind": (config.predictor.kind, PREDICTORS),
         "predictor.loss": (config.predictor.loss, ("mse", "bce")),
+        "predictor.weighting": (config.predictor.weighting, ("equal", "count")),
         "model.dtype": (config.model.dtype, ("float32", "bfloat16")),
     }
     for name, (value, allowed) in choices.items():
@@ -54,14 +55,14 @@ def _choices(config: RunConfig) -> Iterable[str]:
 
 def _ranges(config: RunConfig) -> Iterable[str]:
     at_least = {
-        0: ("seed", "steps", "eval.every", "eval.seed", "checkpoint.every", "warm_start.steps", "predictor.replay_steps",
-            "predictor.warmup_prompts", "budget.continuations_per_root", "loss.kl_coef", "optimizer.learning_rate",
+        0: ("seed", "steps", "eval.every", "eval.seed", "checkpoint.every", "warm_start.steps",
+            "predictor.warmup_prompts", "predictor.warmup_steps", "budget.continuations_per_root", "loss.kl_coef", "optimizer.learning_rate",
             "predictor.learning_rate"),
         1: ("budget.pool", "sampling.max_turn_tokens", "sampling.max_observation_tokens", "sampling.concurrency",
             "engine.slots", "engine.cache_rows", "engine.prefill_chunk", "engine.decode_steps", "eval.prompts",
             "eval.samples", "checkpoint.keep", "loss.epochs", "loss.mini_batches", "loss.micro_rows", "loss.logit_chunk",
-            "predictor.epochs", "predictor.batch_size", "predictor.warmup_rollouts", "predictor.warmup_epochs",
-            "predictor.oracle_rollouts", "predictor.oracle_continuations", "warm_start.demonstrations",
+            "predictor.epochs", "predictor.batch_rows", "predictor.warmup_rollouts", "predictor.replay_steps",
+            "predictor.oracle_rollouts", "predictor.oracle_continuations", "warm_start.demonstrations", "warm_start.distinct",
             "mesh.data", "mesh.fsdp", "mesh.tensor"),
         2: ("budget.roots", "budget.rollouts_per_prompt", "model.context_length"),
     }  # fmt: skip
@@ -125,9 +126,10 @@ def _shapes(config: RunConfig) -> Iterable[str]:
             f"config.loss.row_length is {config.loss.row_length}, below model.context_length "
             f"{config.model.context_length}; an episode must fit a row"
         )
-    rows, data = config.loss.micro_rows, config.mesh.data * config.mesh.fsdp
-    if rows % data:
-        yield f"config.loss.micro_rows is {rows}, must be a multiple of mesh.data * mesh.fsdp = {data}"
+    data = config.mesh.data * config.mesh.fsdp
+    for name in ("loss.micro_rows", "predictor.batch_rows"):
+        if _get(config, name) % data:
+            yield f"config.{name} is {_get(config, name)}, must be a multiple of mesh.data * mesh.fsdp = {data}"
     for name in ("arithmetic", "lookup"):
         for field in ("difficulty", "demo_difficulty"):
             weights = getattr(getattr(config, name), field)

@@ -24,8 +24,9 @@ def test_the_worked_tree():
     assert metrics.success_rate([MIXED]) == 0.5
     assert metrics.num_rollouts([MIXED], Stage.ROOT_ROLLOUT) == 2
     assert metrics.num_rollouts([MIXED], Stage.CONTINUATION) == 4
-    # Nine turns of two action tokens.
-    assert metrics.action_tokens([MIXED]) == 18
+    # Five bare turns and four continuations of one turn, two action tokens each.
+    assert metrics.action_tokens([MIXED], Stage.ROOT_ROLLOUT) == 10
+    assert metrics.action_tokens([MIXED], Stage.CONTINUATION) == 8
 
 
 def test_effective_ratio_is_over_the_trees_given():
@@ -59,7 +60,8 @@ def test_against_direct_counting(batch: list[Case]):
     # A lone bare rollout's root does not branch; it is a group all the same, that of all leaves.
     lone = [c.root for c in batch if len(c.root.children) == 1 and len({x.turn.reward for x in c.root.leaves()}) > 1]
     assert metrics.useful_groups(trees) == len(varied) + len(lone)
-    assert metrics.action_tokens(trees) == sum(node.action_size() for node in nodes)
+    counted = sum(metrics.action_tokens(trees, stage) for stage in (Stage.ROOT_ROLLOUT, Stage.CONTINUATION))
+    assert counted == sum(node.action_size() for node in nodes)
     ends = [node for node in nodes if not node.children]
     bare = [leaf.turn.success for leaf in ends if leaf.bare]
     assert metrics.success_rate(trees) == pytest.approx(sum(bare) / max(len(bare), 1))
@@ -84,5 +86,5 @@ def test_finish_counts_name_every_reason():
 
 def test_no_trees():
     assert metrics.effective_ratio([]) == 0 and metrics.success_rate([]) == 0
-    assert metrics.useful_groups([]) == 0 and metrics.action_tokens([]) == 0
+    assert metrics.useful_groups([]) == 0 and metrics.action_tokens([], Stage.ROOT_ROLLOUT) == 0
     assert set(metrics.finish_counts([]).values()) == {0}

@@ -16,7 +16,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from trace_jax.models import folder as model_folder
 from trace_jax.models.config import DecoderConfig
 from trace_jax.objectives.supervised import supervised_loss
 from trace_jax.tasks.base import Task
@@ -142,7 +141,3 @@ def _imitate(tree: RolloutTree) -> Credit:
         advantage=np.ones(nodes.shape, np.float32),
     )
 
-
-def save(folder: Path, model: DecoderConfig, params: Any) -> None:
-    """Writes the model folder (config and parameters)."""
-    model_folder.save(folder, model, jax.device_get(params))

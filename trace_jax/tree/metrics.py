@@ -55,9 +55,11 @@ def num_rollouts(trees: Sequence[RolloutTree], stage: Stage) -> int:
     return sum(int(np.count_nonzero(_rollout_leaves(tree, stage))) for tree in trees)
 
 
-def action_tokens(trees: Sequence[RolloutTree]) -> int:
-    """The number of sampled tokens in the trees; a token that several rollouts share is one."""
-    return sum(int(np.count_nonzero(tree.is_action)) for tree in trees)
+def action_tokens(trees: Sequence[RolloutTree], stage: Stage) -> int:
+    """The number of tokens that `stage` sampled; a token that several rollouts share is one."""
+    return sum(
+        int(np.count_nonzero(tree.is_action & np.repeat(tree.stage == stage, np.diff(tree.offset)))) for tree in trees
+    )
 
 
 def finish_counts(trees: Sequence[RolloutTree]) -> dict[str, int]:

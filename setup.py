@@ -1,0 +1,41 @@
+"""Packaging of trace_jax. Lower bounds are the oldest versions that were run; each line says what it is for."""
+
+from setuptools import find_packages, setup
+
+REQUIRED = [
+    "jax>=0.10",  # set_mesh, Auto mesh axes, typed keys
+    "flax>=0.12",  # linen modules of the policy and the critic
+    "optax>=0.2.8",  # optimisers; optax.tree.norm
+    "orbax-checkpoint>=0.12",  # checkpoints: asynchronous, atomic
+    "transformers>=5.0",  # tokenizers of model folders
+    "tokenizers>=0.22",  # the small tokenizers of the built-in tasks
+    "safetensors>=0.6",  # parameters of model folders
+    "ml-collections>=1.1",  # configs and their command-line flags
+    "absl-py>=2.1",  # entry points
+    "numpy>=2.0",
+    "bm25s>=0.3",  # search index of the lookup task; numpy only
+    "tensorboardX>=2.6",  # TensorBoard files without TensorFlow
+    "tqdm>=4.66",  # progress bars with time left
+    "tabulate>=0.9",  # tables in the terminal and in experiments/
+]
+EXTRAS = {
+    "test": ["pytest>=8.3", "hypothesis>=6.100", "scipy>=1.13", "matplotlib>=3.9"],
+    "plots": ["matplotlib>=3.9"],  # figures of experiments/
+    "cuda": ["jax[cuda13]>=0.10"],
+    "tpu": ["jax[tpu]>=0.10"],
+    "data": ["tensorflow-datasets>=4.9.10"],  # public data sets for task families that read them; runs without TensorFlow
+    "wandb": ["wandb>=0.18"],
+    # The server has its own torch, CUDA and pinned transformers: install this extra into an environment of its own.
+    "sglang": ["sglang>=0.5.9"],
+}
+
+setup(
+    name="trace_jax",
+    version="0.1.0",
+    description="Tree Rollout Allocation for Contrastive Exploration (TRACE) in JAX",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["trace_jax", "trace_jax.*"]),
+    install_requires=REQUIRED,
+    extras_require=EXTRAS,
+)

@@ -1,0 +1,168 @@
+"""Puts a run together: model and tokenizer, trainer, predictor, engine; warm-starts the policy where that is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from trace_jax import setup_run
+from trace_jax.config import ConfigError, RunConfig
+from trace_jax.loop import Learned, Run
+from trace_jax.models import folder as model_folder
+from trace_jax.models import predictor as predictors
+from trace_jax.models.config import DecoderConfig
+from trace_jax.objectives import value as value_losses
+from trace_jax.objectives.policy import policy_loss
+from trace_jax.report import console
+from trace_jax.rollout.environment import Environment
+from trace_jax.tasks.tokenizer import save_tokenizer
+from trace_jax.train import optimizer as optimizers
+from trace_jax.train import replay, sharding, warm_start
+from trace_jax.train.policy_step import PolicyTrainer
+from trace_jax.train.predictor import LearnedPredictor
+from trace_jax.train.predictor_step import PredictorTrainer
+
+
+def assemble(config: RunConfig, workdir: Path) -> Run:
+    """The parts of a run at step 0. Raises ConfigError for settings that do not fit the model or the machine."""
+    task = setup_run.make_task(config)
+    tokenizer = setup_run.make_tokenizer(config, task)
+    environment = setup_run.environment_of(task, tokenizer)
+    model = setup_run.make_model(config, len(tokenizer))
+    mesh = _mesh(config)
+    params = _first_params(config, workdir, model, mesh, environment, tokenizer)
+    trainer = policy_trainer(config, model, mesh)
+    policy = trainer.adopt(params)
+    return Run(
+        config=config,
+        environment=environment,
+        limits=setup_run.make_limits(config, task),
+        engine=setup_run.make_engine(config, model),
+        trainer=trainer,
+        reference=trainer.adopt(params).params if config.loss.kl_coef else None,
+        policy=policy,
+        learned=_learned(config, model, mesh),
+    )
+
+
+def policy_trainer(config: RunConfig, model: DecoderConfig, mesh: Mesh) -> PolicyTrainer:
+    """The policy's jitted update with the config's optimiser and loss."""
+    settings = config.loss
+    loss = functools.partial(
+        policy_loss,
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+        kl_coef=settings.kl_coef,
+        tis_cap=settings.tis_cap,
+    )
+    return PolicyTrainer(
+        model,
+        setup_run.make_optimizer(config),
+        loss,
+        mesh,
+        temperature=config.sampling.temperature,
+        chunk=settings.logit_chunk,
+        micro_rows=settings.micro_rows,
+        rescore=settings.rescore,
+    )
+
+
+def _mesh(config: RunConfig) -> Mesh:
+    sizes = dataclasses.asdict(config.mesh)
+    count = config.mesh.data * config.mesh.fsdp * config.mesh.tensor
+    if count > jax.device_count():
+        raise ConfigError(f"config.mesh needs {count} devices, but this machine has {jax.device_count()}; make it smaller")
+    return sharding.make_mesh(**sizes, devices=jax.devices()[:count])
+
+
+def _first_params(
+    config: RunConfig, workdir: Path, model: DecoderConfig, mesh: Mesh, environment: Environment, tokenizer: Any
+) -> Any:
+    """Parameters of the model folder, or of a warm start that is trained now or found in its cache."""
+    if config.model.path is not None:
+        return _load(config.model.path, model)
+    folder = setup_run.warm_start_folder(config, workdir)
+    record = {
+        "task": config.task,
+        "task_settings": dataclasses.asdict(getattr(config, config.task)),
+        "model": dataclasses.asdict(model),
+        "warm_start": {k: v for k, v in dataclasses.asdict(config.warm_start).items() if k != "cache"},
+        "row_length": config.loss.row_length,
+    }
+    if warm_start.cached(folder, record):
+        print(f"warm start: found in {folder}")
+        return _load(folder, model)
+    settings = config.warm_start
+    bar = console.Bar("warm start", settings.steps, "step")
+    params = warm_start.train(
+        model,
+        mesh,
+        setup_run.make_task(config, demonstrations=True),
+        environment.encode,
+        warm_start.WarmStart(
+            steps=settings.steps,
+            demonstrations=settings.demonstrations,
+            distinct=settings.distinct,
+            slip_rate=settings.slip_rate,
+            learning_rate=settings.learning_rate,
+            row_length=config.loss.row_length,
+            micro_rows=settings.micro_rows,
+            seed=settings.seed,
+        ),
+        lambda step, nll: bar.to(step + 1, nats=f"{nll:.3f}"),
+    )
+    bar.close()
+    model_folder.save(folder, model, jax.device_get(params))
+    save_tokenizer(tokenizer, folder)
+    warm_start.mark(folder, record)
+    return params
+
+
+def _load(folder: str | Path, model: DecoderConfig) -> Any:
+    try:
+        return model_folder.load_params(folder, model)
+    except ValueError as error:
+        raise ConfigError(f"config.model.path: {error}") from error
+
+
+def _learned(config: RunConfig, model: DecoderConfig, mesh: Mesh) -> Learned | None:
+    settings = config.predictor
+    if config.strategy == "grpo" or settings.kind == "oracle":
+        return None
+    critic = DecoderConfig(
+        vocab_size=model.vocab_size,
+        hidden_size=settings.hidden_size,
+        num_layers=settings.num_layers,
+        num_heads=settings.num_heads,
+        num_kv_heads=settings.num_heads,
+        head_dim=max(settings.hidden_size // settings.num_heads // 2 * 2, 2),
+        mlp_size=settings.mlp_size,
+        max_positions=model.max_positions,
+        fuse_projections=model.fuse_projections,
+        dtype=model.dtype,
+    )
+    kinds = {
+        "critic": lambda: predictors.critic(critic),
+        "policy_head": lambda: predictors.policy_head(model, mlp_size=settings.mlp_size),
+    }
+    adamw = optimizers.adamw(
+        optimizers.constant(settings.learning_rate), b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0
+    )
+    losses = {"mse": value_losses.squared_error, "bce": value_losses.binary_cross_entropy}
+    weightings = {"equal": replay.equal_weight, "count": replay.count_weight}
+    trainer = PredictorTrainer(
+        kinds[settings.kind](),
+        optimizers.build(adamw, clip_norm=1.0, max_update_norm=None),
+        losses[settings.loss],
+        weightings[settings.weighting],
+        mesh,
+        batch_rows=settings.batch_rows,
+        row_length=config.loss.row_length,
+    )
+    state = trainer.init(jax.random.key(config.seed))
+    return Learned(trainer, state, LearnedPredictor(trainer), replay.ReplayWindow(settings.replay_steps))

@@ -1,0 +1,50 @@
+"""A run as a checkpoint, and back.
+
+What is saved: policy and optimiser, predictor and its optimiser, replay window, data cursor, the allocator's expected
+tokens, step (also the weight version). Noise is derived from (seed, step), so there is no generator to save.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from trace_jax import config as config_lib
+from trace_jax.budget.expected import ExpectedTokens
+from trace_jax.loop import Run
+from trace_jax.train import replay
+from trace_jax.train.checkpoint import Checkpointer, Snapshot
+
+
+def open_checkpoints(run: Run, folder: str | os.PathLike[str]) -> Checkpointer:
+    """The run's checkpoints. CheckpointError for a folder of something else."""
+    fingerprint = config_lib.fingerprint(run.config)
+    return Checkpointer(folder, fingerprint=fingerprint, keep=run.config.checkpoint.keep)
+
+
+def snapshot(run: Run) -> Snapshot:
+    """Everything that the next step depends on."""
+    arrays = {"policy": run.policy}
+    host = {}
+    if run.learned is not None:
+        arrays["predictor"] = run.learned.state
+        host = run.learned.window.to_arrays()
+    document = {"cursor": run.cursor, "weight_version": run.step, "costs": dataclasses.asdict(run.costs)}
+    return Snapshot(step=run.step, arrays=arrays, host=host, document=document)
+
+
+def restore(run: Run, checkpoints: Checkpointer) -> bool:
+    """Puts the newest checkpoint into `run`; False if there is none. CheckpointError for one that cannot be used."""
+    template = {"policy": run.trainer.abstract_state()}
+    if run.learned is not None:
+        template["predictor"] = run.learned.trainer.abstract_state()
+    found = checkpoints.restore_latest(template)
+    if found is None:
+        return False
+    run.policy = found.arrays["policy"]
+    if run.learned is not None:
+        run.learned.state = found.arrays["predictor"]
+        run.learned.window = replay.window_from_arrays(found.host, size=run.learned.window.size)
+    run.step, run.cursor = found.step, found.document["cursor"]
+    run.costs = ExpectedTokens(**found.document["costs"])
+    return True
