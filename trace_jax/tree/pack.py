@@ -8,6 +8,7 @@ Where a segment goes depends on the input alone (`layout`); a caller whose trees
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -50,28 +51,21 @@ def pack_paths(
     end = _trained_leaves(forest, rows) if skip_untrained else forest.leaf
     spans = _Spans(end, *query.paths(forest.parent, end))
     size = forest.size[spans.node]
-    layout = lay_out(
-        np.bincount(spans.path, size, minlength=end.size).astype(np.int64),
-        row_length=row_length,
-        rows_multiple=rows_multiple,
-        name=lambda i: _rollout_name(forest, trees, end[i]),
-    )
+    length = np.bincount(spans.path, size, minlength=end.size).astype(np.int64)
+    name = functools.partial(_rollout_name, forest, trees, end)
+    layout = lay_out(length, row_length=row_length, rows_multiple=rows_multiple, name=name)
     source = np.repeat(forest.start[spans.node] - (np.cumsum(size) - size), size) + np.arange(size.sum())
-    is_action = forest.is_action[source]
-    logprob = forest.logprob[source]
-    span = _spans_of_rows(rows, forest, spans)
-
-    def on_action_tokens(per_row: np.ndarray) -> np.ndarray:
-        per_span = np.bincount(span[span >= 0], per_row[span >= 0], minlength=size.size)
-        return np.repeat(per_span, size) * is_action
-
+    is_action, logprob = forest.is_action[source], forest.logprob[source]
+    weight, adv_pos, adv_neg = (
+        np.repeat(per_span, size) * is_action for per_span in _credit_per_span(rows, forest, spans)
+    )
     return fill(
         layout,
         token=forest.token[source],
         is_action=is_action,
-        weight=on_action_tokens(rows.weight),
-        adv_pos=on_action_tokens(rows.pos),
-        adv_neg=on_action_tokens(rows.neg),
+        weight=weight,
+        adv_pos=adv_pos,
+        adv_neg=adv_neg,
         old_logprob=logprob,
         behaviour_logprob=logprob,
     )
@@ -217,8 +211,10 @@ class _Spans:
     node: np.ndarray  # int64 [P]; node id in the forest
 
 
-def _spans_of_rows(rows: _CreditRows, forest: _Forest, spans: _Spans) -> np.ndarray:
-    """int64 [R]; the span that each credit row trains, -1 where its rollout is left out.
+def _credit_per_span(
+    rows: _CreditRows, forest: _Forest, spans: _Spans
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(weight, pos, neg), float64 [P] each: the sum of the credit rows that train each span, 0 where none does.
 
     Raises ValueError for a row whose leaf is none, or whose node is not on the path of its leaf.
     """
@@ -228,17 +224,19 @@ def _spans_of_rows(rows: _CreditRows, forest: _Forest, spans: _Spans) -> np.ndar
     depth = np.zeros(forest.parent.size, np.int64)
     depth[spans.node] = np.arange(spans.path.size) - first[spans.path]
     path = path_of_leaf[rows.leaf]
-    packed = path >= 0
+    packed = path >= 0  # the others belong to rollouts that are left out
     # A node of another path has another depth, or another node stands at its depth here.
     span = np.minimum(first[path[packed]] + depth[rows.node[packed]], spans.node.size - 1)
     wrong = spans.node[span] != rows.node[packed]
     if np.any(wrong) or not np.all(np.isin(rows.leaf, forest.leaf)):
         raise ValueError("a credit row names a node that is not on the path to its leaf; is it of another tree?")
-    result = np.full(path.size, -1)
-    result[packed] = span
-    return result
+
+    def total(per_row: np.ndarray) -> np.ndarray:
+        return np.bincount(span, per_row[packed], minlength=spans.node.size)
+
+    return total(rows.weight), total(rows.pos), total(rows.neg)
 
 
-def _rollout_name(forest: _Forest, trees: Sequence[RolloutTree], leaf: int) -> str:
-    tree = int(np.searchsorted(forest.base, leaf, side="right")) - 1
-    return f"tree {trees[tree].prompt_uid!r}: the rollout that ends in node {leaf - forest.base[tree]}"
+def _rollout_name(forest: _Forest, trees: Sequence[RolloutTree], end: np.ndarray, i: int) -> str:
+    tree = int(np.searchsorted(forest.base, end[i], side="right")) - 1
+    return f"tree {trees[tree].prompt_uid!r}: the rollout that ends in node {end[i] - forest.base[tree]}"
