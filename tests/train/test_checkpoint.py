@@ -197,7 +197,8 @@ def test_killed_while_writing(tmp_path):
             return call
 
         os.rename, os.replace = dying(os.rename), dying(os.replace)
-        writer = checkpoint.Checkpointer(sys.argv[1], fingerprint={"seed": 1, "model": {"layers": 2, "shape": (3, 4)}}, keep=3)
+        config = {"seed": 1, "model": {"layers": 2, "shape": (3, 4)}}
+        writer = checkpoint.Checkpointer(sys.argv[1], fingerprint=config, keep=3)
         writer.save(checkpoint.Snapshot(step=2, arrays={"w": jnp.ones(4)}, host={}, document={}))
         writer.wait()
     """)

@@ -60,12 +60,13 @@ def test_adamw_against_numpy():
     rng = np.random.default_rng(0)
     start, grads = rng.normal(size=5), rng.normal(size=(7, 5)) * 0.1  # norms below 1: the clip is idle
     base = optimizer.adamw(optimizer.constant(0.01), b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.1)
-    got, _ = _step(optimizer.build(base, clip_norm=10.0, max_update_norm=None), jnp.asarray(start, jnp.float32), *jnp.asarray(grads, jnp.float32))
+    tx = optimizer.build(base, clip_norm=10.0, max_update_norm=None)
+    got, _ = _step(tx, jnp.asarray(start, jnp.float32), *jnp.asarray(grads, jnp.float32))
     np.testing.assert_allclose(got, _numpy_adamw(start, grads, 0.01, 0.8, 0.95, 1e-6, 0.1), rtol=2e-5)
 
 
 def test_update_limit_bounds_the_change_of_the_parameters():
-    # Adam's first step is rate * sign(gradient): norm .1 * sqrt(4) = .2 > .03, so it is scaled to norm .03, same direction
+    # Adam's first step is rate * sign(gradient): norm .1 * sqrt(4) = .2 > .03, so it is scaled to norm .03
     base = optimizer.adamw(optimizer.constant(0.1), b1=0.9, b2=0.999, eps=1e-12, weight_decay=0.0)
     tx = optimizer.build(base, clip_norm=1.0, max_update_norm=0.03)
     params, _ = _step(tx, jnp.zeros(4), jnp.array([0.5, -0.1, 0.2, -0.3]))

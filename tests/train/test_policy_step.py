@@ -92,7 +92,7 @@ TREES = [_tree(1), _tree(2)]
 
 @jax.jit
 def _dense_logprobs(params, tokens):
-    """[P, 31] log-probs of tokens 1..31 of rows that hold one rollout each from column 0, all logits at once."""
+    """[P, 31] log-probs of tokens 1..31 of rows that hold one rollout each, from column 0; all logits at once."""
     visible_to_all_after = jnp.full(tokens.shape, tokens.shape[1])
     pos = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     logits = decoder.hidden_states(MODEL, params, tokens, pos, visible_to_all_after) @ decoder.unembed(MODEL, params)
@@ -100,7 +100,7 @@ def _dense_logprobs(params, tokens):
 
 
 def _rollouts(trees):
-    """All rollouts as rows [P, 32], and per trained token (rollout, column in the log-probs, old, weight, advantage)."""
+    """Rollouts as rows [P, 32]; per trained token (rollout, column in the log-probs, old, weight, advantage)."""
     rows, cells = [], []
     for tree, credit, weight in zip(trees, *_credits(trees), strict=True):
         for leaf in query.leaves(tree):
@@ -125,8 +125,9 @@ def _oracle_loss(params, trees):
 
 
 def _close(got, want, rtol=2e-5):
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * float(np.abs(b).max()), err_msg=jax.tree_util.keystr(path))
+    for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        name = jax.tree_util.keystr(path)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * float(np.abs(b).max()), err_msg=name)
 
 
 @functools.cache
@@ -198,7 +199,8 @@ def test_importance_weights_reach_the_loss():
     trainer = _trainer(rescore=True)
     batch = _batch(TREES)
     own = trainer.logprobs(trainer.adopt(_params()).params, batch)
-    batch = dataclasses.replace(batch, behaviour_logprob=np.where(batch.is_action, own - np.log(4), 0).astype(np.float32))
+    behaviour = np.where(batch.is_action, own - np.log(4), 0).astype(np.float32)
+    batch = dataclasses.replace(batch, behaviour_logprob=behaviour)
     plain, _ = _moved(trainer, batch)
     weighted, metrics = _moved(_trainer(loss=functools.partial(LOSS, tis_cap=2.0), rescore=True), batch)
     _close(weighted, jax.tree.map(lambda x: 2 * x, plain), rtol=1e-4)
@@ -258,7 +260,8 @@ def test_mini_batches_and_epochs():
 
 
 def test_one_compile_whatever_the_batch():
-    trainer = _fresh_trainer(optimizer.build(optimizer.adamw(optimizer.constant(1e-3), b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1), clip_norm=1.0, max_update_norm=0.03), rescore=True)  # fmt: skip
+    base = optimizer.adamw(optimizer.constant(1e-3), b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1)
+    trainer = _fresh_trainer(optimizer.build(base, clip_norm=1.0, max_update_norm=0.03), rescore=True)
     state = trainer.init(jax.random.key(0))
     for trees, plan in ((TREES, Plan(measure_kl=True)), (TREES[:1], Plan(epochs=2)), (TREES, Plan(mini_batches=2))):
         state, _ = trainer.update(state, _batch(trees), plan, np.random.default_rng(0))

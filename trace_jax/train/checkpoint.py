@@ -84,7 +84,8 @@ class Checkpointer:
         try:
             saved = self._manager.save(snapshot.step, args=ocp.args.Composite(**items))
         except Exception as error:
-            raise CheckpointError(f"checkpoint: step {snapshot.step} was not written to {self._folder}: {_brief(error)}")
+            why = f"step {snapshot.step} was not written to {self._folder}: {_brief(error)}"
+            raise CheckpointError(f"checkpoint: {why}") from error
         if not saved:
             raise CheckpointError(
                 f"checkpoint: step {snapshot.step} comes before step {self.latest_step()} in {self._folder}; "
@@ -96,7 +97,7 @@ class Checkpointer:
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            raise CheckpointError(f"checkpoint: the last write to {self._folder} failed: {_brief(error)}")
+            raise CheckpointError(f"checkpoint: the last write to {self._folder} failed: {_brief(error)}") from error
 
     def close(self) -> None:
         """Finishes the write in progress and lets go of the folder."""
@@ -129,7 +130,7 @@ class Checkpointer:
         try:
             return self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:  # orbax, tensorstore and json each raise their own
-            raise CheckpointError(self._damaged(step, _brief(error)))
+            raise CheckpointError(self._damaged(step, _brief(error))) from error
 
     def _damaged(self, step: int, why: str) -> str:
         earlier = [s for s in self._manager.all_steps() if s < step]
@@ -154,10 +155,11 @@ class Checkpointer:
 
 
 def rng_state(rng: np.random.Generator) -> dict[str, Any]:
-    """The state of a numpy Generator as JSON values. Raises ValueError unless it is a PCG64 (`np.random.default_rng`)."""
+    """The state of a numpy Generator as JSON values. Raises ValueError unless it is a PCG64, numpy's default."""
     state = rng.bit_generator.state
     if state["bit_generator"] != "PCG64":
-        raise ValueError(f"checkpoint: generator is a {state['bit_generator']}, must be a PCG64 (np.random.default_rng)")
+        name = state["bit_generator"]
+        raise ValueError(f"checkpoint: generator is a {name}, must be a PCG64; make it with np.random.default_rng")
     return state
 
 
@@ -184,7 +186,8 @@ def _claim(folder: Path) -> None:
     content = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
     if content:
         raise CheckpointError(
-            f"checkpoint: {folder} holds {', '.join(content[:3])}, which is no checkpoint of this project; choose another folder"
+            f"checkpoint: {folder} holds {', '.join(content[:3])}, which is no checkpoint of this project; "
+            "choose another folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / (_MARKER + ".tmp")

@@ -49,9 +49,11 @@ class JsonlWriter:
         self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, step: int, values: Mapping[str, Value]) -> None:
-        """Appends one line. Raises ValueError for a step that is not after the last one, or a value that is no number."""
+        """Appends one line. Raises ValueError for a step not after the last one, or a value that is no number."""
         if step <= self._last:
-            raise ValueError(f"metrics: step {step} after step {self._last} in {self._path}; a step is written once, in order")
+            raise ValueError(
+                f"metrics: step {step} after step {self._last} in {self._path}; a step is written once, in order"
+            )
         row = {"step": int(step)} | {name: _plain(name, value) for name, value in values.items()}
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
@@ -86,7 +88,7 @@ class WandbWriter:
     """A Weights & Biases run. The package is imported here and nowhere else."""
 
     def __init__(self, project: str, *, name: str, config: Mapping[str, Any], folder: str | os.PathLike[str]):
-        """Starts or, for a known `name`, resumes a run. Raises ImportError naming the extra if wandb is not installed."""
+        """Starts or, for a known `name`, resumes a run. Raises ImportError that names the extra if wandb is absent."""
         try:
             wandb = importlib.import_module("wandb")
         except ImportError as error:
@@ -134,7 +136,9 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         row = _parse(line)
         if row is None:
-            raise ValueError(f"metrics: line {number} of {path} is not an object with a step: {line[:80]!r}; move the file away")
+            raise ValueError(
+                f"metrics: line {number} of {path} is not an object with a step: {line[:80]!r}; move the file away"
+            )
         rows.append(row)
     last = _parse(torn)
     return rows if last is None else [*rows, last]

@@ -26,7 +26,8 @@ def warmup_cosine(
     """
     if not 0 <= warmup_steps < total_steps:
         raise ValueError(
-            f"schedule: warmup_steps {warmup_steps} must be >= 0 and below total_steps {total_steps}; shorten the warm-up"
+            f"schedule: warmup_steps {warmup_steps} must be >= 0 and below total_steps {total_steps}; "
+            "shorten the warm-up"
         )
     return optax.warmup_cosine_decay_schedule(
         init_value=0.0 if warmup_steps else learning_rate,

@@ -1,7 +1,7 @@
 """The policy's update: gradients summed over micro-batches of a static shape, then one optimiser step.
 
-Default: one on-policy pass, that is one optimiser step per rollout batch. With more epochs or mini-batches, the log-probs
-that the ratio is taken against stay those from before the first of these steps.
+Default: one on-policy pass, that is one optimiser step per rollout batch. With more epochs or mini-batches, the
+log-probs that the ratio is taken against stay those from before the first of these steps.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class Plan:
     def validate(self) -> Plan:
         """Raises ValueError for counts below 1."""
         if self.epochs < 1 or self.mini_batches < 1:
-            raise ValueError(f"policy update: epochs {self.epochs} and mini_batches {self.mini_batches} must be at least 1")
+            raise ValueError(
+                f"policy update: epochs {self.epochs} and mini_batches {self.mini_batches} must be at least 1"
+            )
         return self
 
 
@@ -243,8 +245,8 @@ def _summary(steps: list[dict[str, Any]]) -> dict[str, float]:
     for i, norm in enumerate(norms):
         if not np.isfinite(norm["grad_norm"]):
             raise FloatingPointError(
-                f"policy update: the gradient's norm is {norm['grad_norm']} at step {i + 1} of {len(steps)} of this batch; "
-                "resume from the last checkpoint with a smaller learning rate"
+                f"policy update: the gradient's norm is {norm['grad_norm']} at step {i + 1} of {len(steps)} of this "
+                "batch; resume from the last checkpoint with a smaller learning rate"
             )
     micro = [sums for step in steps for sums in step["micro"]]
     first = [sums["gap"] for sums in steps[0]["micro"]]

@@ -107,6 +107,7 @@ def put_rows(mesh: Mesh, rows: Mapping[str, np.ndarray]) -> dict[str, jax.Array]
     for name, value in rows.items():
         if value.shape[0] % parts:
             raise ValueError(
-                f"sharding: {name} has {value.shape[0]} rows, not a multiple of data x fsdp = {parts}; change the rows per batch"
+                f"sharding: {name} has {value.shape[0]} rows, not a multiple of data x fsdp = {parts}; "
+                "change the rows per batch"
             )
     return jax.device_put(dict(rows), row_sharding(mesh))

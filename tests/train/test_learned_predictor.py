@@ -1,0 +1,213 @@
+"""Concurrent scoring gives the bits of scoring one by one; allocation metrics by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from trace_jax.models import predictor as predictor_models
+from trace_jax.models.config import DecoderConfig
+from trace_jax.objectives import value
+from trace_jax.train import optimizer, replay, sharding
+from trace_jax.train.predictor import LearnedPredictor, allocation_metrics
+from trace_jax.train.predictor_step import PredictorTrainer
+from trace_jax.tree import grow, query
+from trace_jax.types import Finish, Prompt, Stage, Turn
+
+MODEL = DecoderConfig(
+    vocab_size=13, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, mlp_size=32
+)
+
+
+@functools.cache
+def _trained():
+    """(trainer, parameters) after a few steps on noise, so that scores differ."""
+    base = optimizer.adamw(optimizer.constant(0.02), b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0)
+    trainer = PredictorTrainer(
+        predictor_models.critic(MODEL),
+        optimizer.build(base, clip_norm=1.0, max_update_norm=None),
+        value.squared_error,
+        replay.equal_weight,
+        sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]),
+        batch_rows=4,
+        row_length=32,
+    )
+    rng = np.random.default_rng(0)
+    noise = replay.Examples(
+        tuple(rng.integers(0, 13, 9).astype(np.int32) for _ in range(24)),
+        rng.integers(0, 2, 24).astype(np.float32),
+        np.ones(24, np.int32),
+        np.ones(24, bool),
+    )
+    state, _ = trainer.fit(trainer.init(jax.random.key(0)), None, noise, rng, epochs=3)
+    return trainer, state.params
+
+
+def _turns(rng, count, success):
+    turns = []
+    for t in range(count):
+        last = t == count - 1
+        turns.append(
+            Turn(
+                action=rng.integers(0, 13, 2).astype(np.int32),
+                logprobs=np.full(2, -1, np.float32),
+                observation=np.zeros(0, np.int32) if last else rng.integers(0, 13, 2).astype(np.int32),
+                finish=Finish.ANSWER if last else Finish.TURN,
+                weight_version=0,
+                reward=success if last else None,
+                success=success if last else None,
+            )
+        )
+    return turns
+
+
+def _tree(seed, successes=(1.0, 0.0)):
+    rng = np.random.default_rng(seed)
+    tree = grow.new_tree(Prompt(uid=f"p{seed}", tokens=rng.integers(0, 13, 5).astype(np.int32), state=None))
+    return grow.add_rollouts(tree, [(0, Stage.ROOT_ROLLOUT, _turns(rng, 4, s)) for s in successes])
+
+
+def _ready():
+    trainer, params = _trained()
+    scorer = LearnedPredictor(trainer)
+    scorer.set_params(params, None)
+    return scorer
+
+
+class _Counting:
+    """A trainer that counts its calls."""
+
+    def __init__(self, trainer):
+        self._trainer, self.row_length, self.calls = trainer, trainer.row_length, 0
+
+    def score(self, *args):
+        self.calls += 1
+        return self._trainer.score(*args)
+
+
+def test_coalesced_scores_are_bitwise_those_of_single_calls():
+    trees = [_tree(seed, (1.0, 0.0, 1.0)[: 1 + seed % 3]) for seed in range(9)]
+    prompts = [Prompt(uid=str(i), tokens=np.full(3 + i, i, np.int32), state=None) for i in range(6)]
+
+    async def together(order):
+        calls = [scorer.score_anchors(trees[i], query.anchors(trees[i])) for i in order]
+        *anchors, roots = await asyncio.gather(*calls, scorer.score_prompts(prompts))
+        return dict(zip(order, anchors, strict=True)), roots
+
+    async def one_by_one():
+        anchors = [await scorer.score_anchors(tree, query.anchors(tree)) for tree in trees]
+        return dict(enumerate(anchors)), await scorer.score_prompts(prompts)
+
+    trainer, params = _trained()
+    counting = _Counting(trainer)
+    scorer = LearnedPredictor(counting)
+    scorer.set_params(params, None)
+    single, single_roots = asyncio.run(one_by_one())
+    assert counting.calls == 10
+    for order in (range(9), [4, 8, 0, 2, 6, 1, 7, 3, 5]):
+        counting.calls = 0
+        joined, roots = asyncio.run(together(order))
+        assert counting.calls == 1  # ten calls of one moment, one look at the device
+        np.testing.assert_array_equal(roots, single_roots)
+        for i in range(9):
+            np.testing.assert_array_equal(joined[i], single[i])
+    assert np.ptp(single_roots) > 1e-3 and len({x for scores in single.values() for x in scores}) > 9
+
+
+def test_scores_are_those_of_the_histories():
+    """Each anchor alone, as a prompt of its own tokens, scores the same up to the packing's rounding."""
+    tree, scorer = _tree(3), _ready()
+    anchors = query.anchors(tree)
+    got = asyncio.run(scorer.score_anchors(tree, anchors))
+    assert got.shape == anchors.shape and got.dtype == np.float64
+    for node, score in zip(anchors, got, strict=True):
+        alone = Prompt(uid="x", tokens=query.prefix_tokens(tree, node), state=None)
+        np.testing.assert_allclose(asyncio.run(scorer.score_prompts([alone])), [score], atol=1e-6)
+
+
+def test_calls_that_arrive_while_a_pass_runs_are_served():
+    scorer, trees = _ready(), [_tree(seed) for seed in range(4)]
+
+    async def late(delay, tree):
+        await asyncio.sleep(delay)
+        return await scorer.score_anchors(tree, query.anchors(tree))
+
+    async def all_of_them():
+        return await asyncio.gather(*(late(0.001 * i, tree) for i, tree in enumerate(trees)))
+
+    got = asyncio.run(asyncio.wait_for(all_of_them(), 30))
+    assert [scores.size for scores in got] == [6, 6, 6, 6]
+
+
+def test_no_anchor_needs_no_pass():
+    scorer = LearnedPredictor(_Counting(_trained()[0]))  # without parameters: a pass would fail
+    assert asyncio.run(scorer.score_anchors(_tree(0), np.zeros(0, np.int32))).shape == (0,)
+
+
+def test_errors_reach_every_caller_and_the_next_call_works():
+    trainer, params = _trained()
+    scorer = LearnedPredictor(trainer)
+
+    async def fail():
+        calls = [scorer.score_anchors(_tree(i), query.anchors(_tree(i))) for i in range(3)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    for error in asyncio.run(fail()):
+        assert isinstance(error, RuntimeError) and "call set_params first" in str(error)
+    scorer.set_params(params, None)
+    assert asyncio.run(scorer.score_prompts([Prompt("u", np.ones(3, np.int32), None)])).shape == (1,)
+    with pytest.raises(ValueError, match="prefix 0 has 33 tokens, but a row holds 32"):
+        asyncio.run(scorer.score_prompts([Prompt("u", np.ones(33, np.int32), None)]))
+
+
+def test_a_cancelled_call_does_not_disturb_the_others():
+    scorer, tree = _ready(), _tree(1)
+
+    async def run():
+        first = asyncio.create_task(scorer.score_anchors(tree, query.anchors(tree)))
+        second = asyncio.create_task(scorer.score_anchors(tree, query.anchors(tree)))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    assert asyncio.run(asyncio.wait_for(run(), 30)).size == 6
+
+
+def test_allocation_metrics_by_hand():
+    """Three prompts with scores .2, .6, .9 and successes (0, 0), (1, 0), (1, 1): targets 0, .5, 1.
+
+    Ranks agree: Spearman 1. Brier over the six bare rollouts: (2 * .04 + .16 + .36 + 2 * .01) / 6 = .62 / 6.
+    ECE with ten bins, one per score: (2 * |.2 - 0| + 2 * |.6 - .5| + 2 * |.9 - 1|) / 6 = .8 / 6.
+    """
+    trees = []
+    for seed, (score, successes) in enumerate([(0.2, (0.0, 0.0)), (0.6, (1.0, 0.0)), (0.9, (1.0, 1.0))]):
+        tree = _tree(seed, successes)
+        anchors = query.anchors(tree)
+        # an anchor that was not forked has its rollout's success as target; scored 1 - target, the correlation is -1
+        values = [1 - float(tree.success[leaf]) for leaf in query.factual_leaf(tree, anchors)]
+        trees.append(grow.with_values(tree, np.array([0, *anchors]), np.array([score, *values])))
+    got = allocation_metrics(trees)
+    assert got["predictor/spearman_prompt"] == pytest.approx(1)
+    assert got["predictor/spearman_prefix"] == pytest.approx(-1)
+    assert got["predictor/brier"] == pytest.approx(0.62 / 6, abs=1e-6)
+    assert got["predictor/ece"] == pytest.approx(0.8 / 6, abs=1e-6)
+
+
+def test_continuations_count_for_the_targets_and_not_for_calibration():
+    rng = np.random.default_rng(0)
+    tree = _tree(0, (1.0, 1.0))
+    tree = grow.add_rollouts(tree, [(1, Stage.CONTINUATION, _turns(rng, 1, 0.0))] * 2)
+    tree = grow.with_values(tree, np.array([0]), np.array([1.0]))
+    got = allocation_metrics([tree])
+    assert got["predictor/brier"] == 0 and got["predictor/ece"] == 0  # both bare rollouts succeeded
+    assert math.isnan(got["predictor/spearman_prompt"]) and math.isnan(got["predictor/spearman_prefix"])
+
+
+def test_nothing_scored_is_nan():
+    assert all(math.isnan(x) for x in allocation_metrics([_tree(0)]).values())
+    assert all(math.isnan(x) for x in allocation_metrics([]).values())

@@ -1,0 +1,227 @@
+"""The predictor's scores and fit against dense rows and steps written out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from trace_jax.models import decoder, predictor
+from trace_jax.models.config import DecoderConfig
+from trace_jax.objectives import value
+from trace_jax.train import optimizer, replay, sharding
+from trace_jax.train.predictor_step import PredictorTrainer
+from trace_jax.tree import pack
+
+MODEL = DecoderConfig(
+    vocab_size=13, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, mlp_size=32
+)
+ROWS, LENGTH = 4, 16
+
+
+@functools.cache
+def _trainer(kind="critic", loss=value.squared_error, weighting=replay.equal_weight, adam=False):
+    model = predictor.critic(MODEL) if kind == "critic" else predictor.policy_head(MODEL, mlp_size=8)
+    base = (
+        optimizer.adamw(optimizer.constant(0.01), b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0)
+        if adam
+        else optimizer.sgd(optimizer.constant(0.3), momentum=0.0)
+    )
+    tx = optimizer.build(base, clip_norm=1e9, max_update_norm=None)
+    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
+    return PredictorTrainer(model, tx, loss, weighting, mesh, batch_rows=ROWS, row_length=LENGTH)
+
+
+def _bumped(state):
+    """A state whose last layer is not zero, so that scores differ."""
+    score = dict(state.params["head"]["score"])
+    score["kernel"] += 0.3 * jax.random.normal(jax.random.key(5), score["kernel"].shape)
+    return dataclasses.replace(state, params={**state.params, "head": {"score": score}})
+
+
+def _examples(n, seed=0):
+    rng = np.random.default_rng(seed)
+    return replay.Examples(
+        prefixes=tuple(rng.integers(0, 13, rng.integers(2, LENGTH + 1)).astype(np.int32) for _ in range(n)),
+        target=rng.random(n).astype(np.float32),
+        count=rng.integers(1, 6, n).astype(np.int32),
+        is_root=rng.random(n) < 0.5,
+    )
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _dense(params, token, kind="critic", length=None):
+    """Logit at the last token of one history alone in its row, through the decoder itself."""
+    n = token.shape[0] if length is None else length
+    row = token[None], jnp.arange(token.shape[0])[None], jnp.full((1, token.shape[0]), token.shape[0])
+    hidden = decoder.hidden_states(MODEL, params["decoder"], *row)[0, n - 1]
+    return (hidden @ params["head"]["score"]["kernel"] + params["head"]["score"]["bias"])[0]
+
+
+def _dense_scores(params, examples):
+    """Causality makes zeros after the history harmless; they keep it to one compile."""
+    padded = [np.pad(p, (0, LENGTH - p.size)) for p in examples.prefixes]
+    return jnp.stack(
+        [_dense(params, jnp.asarray(row), "critic", p.size) for row, p in zip(padded, examples.prefixes, strict=True)]
+    )
+
+
+def _rows(examples):
+    zeros = np.zeros(examples.size, np.float32)
+    batch, row, col = pack.pack_prefixes(examples.prefixes, zeros, zeros, row_length=LENGTH, rows_multiple=1)
+    return {name: getattr(batch, name) for name in ("token", "pos", "end")}, row, col
+
+
+def test_scores_are_sigmoids_of_dense_logits():
+    trainer, examples = _trainer(), _examples(13)
+    state = _bumped(trainer.init(jax.random.key(0)))
+    rows, row, col = _rows(examples)
+    got = trainer.score(state.params, None, rows)
+    assert got.shape == rows["token"].shape and got.shape[0] % ROWS  # the last pass was filled up and cut off again
+    want = 1 / (1 + np.exp(-np.asarray(_dense_scores(state.params, examples), np.float64)))
+    np.testing.assert_allclose(got[row, col], want, atol=2e-6)
+    assert np.ptp(want) > 0.05
+
+
+def test_bits_of_a_row_depend_on_the_row_alone():
+    trainer = _trainer()
+    state = _bumped(trainer.init(jax.random.key(0)))
+    rows, *_ = _rows(_examples(40))
+    count = rows["token"].shape[0]
+    whole = trainer.score(state.params, None, rows)
+    order = np.random.default_rng(3).permutation(count)
+    shuffled = trainer.score(state.params, None, {name: x[order] for name, x in rows.items()})
+    np.testing.assert_array_equal(shuffled, whole[order])
+    for i in range(0, count, 5):
+        alone = trainer.score(state.params, None, {name: x[i : i + 1] for name, x in rows.items()})
+        np.testing.assert_array_equal(alone[0], whole[i])
+
+
+@pytest.mark.parametrize(
+    "loss, weighting",
+    [(value.squared_error, replay.equal_weight), (value.binary_cross_entropy, replay.count_weight)],
+    ids=["paper", "ours"],
+)
+def test_one_batch_is_one_gradient_step_on_the_weighted_mean(loss, weighting):
+    """Few enough examples for one batch: p <- p - .3 grad(sum w l / sum w), l by hand from dense logits."""
+    trainer, examples = _trainer("critic", loss, weighting), _examples(4)
+    state = _bumped(trainer.init(jax.random.key(0)))
+    before = jax.device_get(state.params)
+    w, y = weighting(examples.count), examples.target
+
+    def mean_loss(params):
+        s = jax.nn.sigmoid(_dense_scores(params, examples))
+        each = (s - y) ** 2 if loss is value.squared_error else -y * jnp.log(s) - (1 - y) * jnp.log(1 - s)
+        return jnp.sum(w * each) / np.sum(w)
+
+    want_loss, grads = jax.value_and_grad(mean_loss)(before)
+    state, metrics = trainer.fit(state, None, examples, np.random.default_rng(0), epochs=1)
+    assert metrics["predictor/optimizer_steps"] == 1 == int(state.step)
+    np.testing.assert_allclose(metrics["predictor/loss"], want_loss, rtol=1e-5)
+    for new, old, g in zip(*map(jax.tree.leaves, (state.params, before, grads)), strict=True):
+        np.testing.assert_allclose(new - old, -0.3 * g, rtol=1e-3, atol=1e-6)
+    norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(grads)))
+    np.testing.assert_allclose(metrics["predictor/grad_norm"], norm, rtol=1e-4)
+    np.testing.assert_allclose(metrics["predictor/update_norm"], 0.3 * norm, rtol=1e-4)
+    assert metrics["predictor/examples"] == 4
+    assert metrics["predictor/prefix_share"] == np.mean(~examples.is_root)
+
+
+def test_every_example_is_seen_once_an_epoch():
+    trainer, examples = _trainer(), _examples(50)
+    for seed in (0, 1):
+        batches = list(trainer._epoch(examples, np.random.default_rng(seed)))
+        assert all(batch["token"].shape == (ROWS, LENGTH) for batch in batches)
+        seen = sorted(
+            (tuple(b["token"][r, b["end"][r] == c + 1]), b["value_target"][r, c])
+            for b in batches
+            for r, c in zip(*np.nonzero(b["value_weight"]), strict=True)
+        )
+        assert seen == sorted((tuple(p), t) for p, t in zip(examples.prefixes, examples.target, strict=True))
+        filled = [int(np.sum(np.any(b["end"] > 0, axis=1))) for b in batches]
+        assert max(filled) - min(filled) <= 1
+
+
+def test_order_comes_from_the_generator():
+    trainer, examples = _trainer(adam=True), _examples(30)
+    run = lambda seed: jax.device_get(
+        trainer.fit(trainer.init(jax.random.key(0)), None, examples, np.random.default_rng(seed), epochs=2)[0].params
+    )
+    first, again, other = run(1), run(1), run(2)
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True))
+
+
+def test_fit_learns_and_counts_steps():
+    """The target is whether the last token is below 7; Adam finds it."""
+    examples = _examples(48)
+    examples = replay.Examples(
+        prefixes=examples.prefixes,
+        target=np.array([float(p[-1] < 7) for p in examples.prefixes], np.float32),
+        count=examples.count,
+        is_root=examples.is_root,
+    )
+    trainer = _trainer(adam=True)
+    state, first = trainer.fit(trainer.init(jax.random.key(0)), None, examples, np.random.default_rng(0), epochs=1)
+    assert first["predictor/loss"] > 0.15
+    state, _ = trainer.fit_steps(state, None, examples, np.random.default_rng(1), steps=100)
+    assert int(state.step) == 100 + first["predictor/optimizer_steps"]
+    _, last = trainer.fit(state, None, examples, np.random.default_rng(2), epochs=1)
+    assert last["predictor/loss"] < 0.02
+    assert trainer.compiles()["update"] == 1
+
+
+def test_an_untrained_predictor_says_one_half_and_nothing_to_fit_changes_nothing():
+    trainer = _trainer()
+    state = trainer.init(jax.random.key(0))
+    rows, row, col = _rows(_examples(3))
+    np.testing.assert_array_equal(trainer.score(state.params, None, rows)[row, col], np.float32(0.5))
+    none = replay.concatenate([])
+    for fitted, metrics in (
+        trainer.fit(state, None, none, np.random.default_rng(0), epochs=2),
+        trainer.fit_steps(state, None, none, np.random.default_rng(0), steps=2),
+    ):
+        assert fitted is state and metrics["predictor/optimizer_steps"] == 0
+
+
+def test_a_head_on_policy_states_reads_the_policy_and_leaves_it_alone():
+    trainer, examples = _trainer("head"), _examples(4)
+    policies = [jax.jit(functools.partial(decoder.init_params, MODEL))(jax.random.key(k)) for k in (1, 2)]
+    before = jax.device_get(policies[0])
+    state = trainer.init(jax.random.key(0))
+    state, metrics = trainer.fit(state, policies[0], examples, np.random.default_rng(0), epochs=3)
+    assert metrics["predictor/optimizer_steps"] == 3
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(policies[0]), before)
+    rows, row, col = _rows(examples)
+    a, b = (trainer.score(state.params, policy, rows)[row, col] for policy in policies)
+    assert np.any(a != b) and np.all((a > 0) & (a < 1))
+
+
+def test_too_long_a_history_is_named():
+    trainer = _trainer()
+    one = np.ones(1)
+    long = replay.Examples((np.zeros(LENGTH + 1, np.int32),), one, one.astype(np.int32), one.astype(bool))
+    with pytest.raises(ValueError, match="prefix 0 has 17 tokens, but a row holds 16"):
+        trainer.fit(trainer.init(jax.random.key(0)), None, long, np.random.default_rng(0), epochs=1)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run():
+    trainer = _trainer()
+    bad = replay.Examples(_examples(1).prefixes, np.array([np.nan], np.float32), np.ones(1, np.int32), np.ones(1, bool))
+    with pytest.raises(FloatingPointError, match="predictor update: the gradient's norm is nan"):
+        trainer.fit(_bumped(trainer.init(jax.random.key(0))), None, bad, np.random.default_rng(0), epochs=1)
+
+
+def test_abstract_state_and_one_compile():
+    trainer = _trainer()
+    real, abstract = trainer.init(jax.random.key(0)), trainer.abstract_state()
+    assert jax.tree.structure(real) == jax.tree.structure(abstract)
+    for a, b in zip(jax.tree.leaves(real), jax.tree.leaves(abstract), strict=True):
+        assert (a.shape, a.dtype, a.sharding) == (b.shape, b.dtype, b.sharding)
+    assert optax.tree.norm(real.params) > 0
+    assert trainer.compiles()["score"] <= 1 and trainer.compiles()["update"] <= 1  # after all tests above
