@@ -35,7 +35,7 @@ def operations_of(text):
 
 def test_write_and_evaluate_by_hand():
     # 12 + 7 = 19, 3 - 4 = -1 = 99 mod 100, 19 * 99 = 1881 = 81 mod 100
-    assert expressions.write(TREE) == "(12+7)*(3-4)"
+    assert expressions.write(TREE) == "((12+7)*(3-4))"
     assert expressions.evaluate(TREE) == 81
     assert expressions.leaves(TREE) == [12, 7, 3, 4]
     assert (expressions.write(5), expressions.evaluate(5), expressions.leaves(5)) == ("5", 5, [5])

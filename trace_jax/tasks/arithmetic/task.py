@@ -2,12 +2,12 @@
 
 An episode with two operations (a line is a turn, `<` marks the environment's lines):
 
-    (12+7)*3        the question: a tree, fully parenthesised, modulo 100
-    12+7            the policy asks for one operation
-    < 19            the calculator answers modulo 100
+    ((12+7)*3)        the question: a tree, fully parenthesised, modulo 100
+    12+7              the policy asks for one operation
+    < 19              the calculator answers modulo 100
     19*3
     < 57
-    =57             the policy's answer ends the episode
+    =57               the policy's answer ends the episode
 
 Characters are tokens. A malformed call gets "?" and the episode goes on. Reward and success are 1 for the right value,
 else 0. Nothing is ever evaluated by Python: calls are matched by one strict pattern with bounded length.
