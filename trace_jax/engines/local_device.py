@@ -33,8 +33,10 @@ class Device:
         self._config = config
         self._model = decoder.engine_config(model)
         self._to_layout = jax.jit(functools.partial(decoder.engine_params, model))
-        self._slot_cache = decoder.init_cache(self._model, config.slots, config.context_length)
-        self._row_cache = decoder.init_cache(self._model, config.cache_rows, config.context_length)
+        self._home = jax.local_devices()[0]
+        # Placed like the parameters, so that the first call already has the layout of all later ones: one compile.
+        empty = lambda rows: jax.device_put(decoder.init_cache(self._model, rows, config.context_length), self._home)
+        self._slot_cache, self._row_cache = empty(config.slots), empty(config.cache_rows)
         self._params = None
         w = config.slots
         self._token = np.zeros(w, np.int32)  # next token to feed
@@ -55,7 +57,7 @@ class Device:
 
     def set_weights(self, params) -> None:
         """Takes parameters in the trainer's layout, sharded or not; keeps its own copy on this engine's device."""
-        self._params = self._to_layout(jax.device_put(params, jax.local_devices()[0]))
+        self._params = self._to_layout(jax.device_put(params, self._home))
 
     def admit(self, slot: int, request: GenerateRequest, limit: int) -> None:
         """Sets up a slot to decode `request` for at most `limit` tokens."""
