@@ -18,10 +18,11 @@ AGGREGATIONS = (
 )
 
 
-def check(config: RunConfig) -> None:
-    """Raises ConfigError for the first rule that is broken."""
+def check(config: RunConfig) -> RunConfig:
+    """Returns `config`; raises ConfigError for the first rule that it breaks."""
     for problem in _problems(config):
         raise ConfigError(problem)
+    return config
 
 
 def _problems(config: RunConfig) -> Iterable[str]:

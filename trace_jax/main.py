@@ -23,10 +23,11 @@ def main(argv: list[str]) -> None:
         raise app.UsageError("give --config=configs/quickstart.py and --workdir=FOLDER")
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # orbax reports every file at INFO
-    from trace_jax import config as config_lib  # imports jax: after the flags, so that --help and mistakes are fast
+    from trace_jax import config as config_lib
+    from trace_jax import config_checks
 
     try:
-        config = config_lib.parse(_CONFIG.value)
+        config = config_checks.check(config_lib.parse(_CONFIG.value))
         from trace_jax import run
 
         run.run(config, _WORKDIR.value)

@@ -20,21 +20,10 @@ import numpy as np
 
 from trace_jax.engines import local_device
 from trace_jax.engines.base import EngineError
+from trace_jax.engines.local_device import LocalEngineConfig
 from trace_jax.engines.prefix_cache import PrefixCache
 from trace_jax.models.config import DecoderConfig
 from trace_jax.types import GenerateRequest, Generation
-
-
-@dataclasses.dataclass(frozen=True)
-class LocalEngineConfig:
-    """Static shapes of the engine."""
-
-    slots: int = 64  # W: rows that decode together
-    cache_rows: int = 512  # R: finished rows kept for reuse; at least the episodes in flight, plus forked parents
-    context_length: int = 128  # S: tokens of a row, prompt and everything after it
-    prefill_chunk: int = 8  # C: tokens of each slot per prefill call
-    decode_steps: int = 4  # device steps between two looks at the queue
-    max_stop_ids: int = 4
 
 
 @dataclasses.dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +13,17 @@ from trace_jax.models import decoder
 from trace_jax.models.config import DecoderConfig
 from trace_jax.types import GenerateRequest
 
-if TYPE_CHECKING:
-    from trace_jax.engines.local import LocalEngineConfig
+
+@dataclasses.dataclass(frozen=True)
+class LocalEngineConfig:
+    """Static shapes of the engine."""
+
+    slots: int = 64  # W: rows that decode together
+    cache_rows: int = 512  # R: finished rows kept for reuse; at least the episodes in flight, plus forked parents
+    context_length: int = 128  # S: tokens of a row, prompt and everything after it
+    prefill_chunk: int = 8  # C: tokens of each slot per prefill call
+    decode_steps: int = 4  # device steps between two looks at the queue
+    max_stop_ids: int = 4
 
 
 @dataclasses.dataclass
