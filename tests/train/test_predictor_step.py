@@ -25,14 +25,9 @@ ROWS, LENGTH = 4, 16
 
 
 @functools.cache
-def _trainer(kind="critic", loss=value.squared_error, weighting=replay.equal_weight, adam=False):
+def _trainer(kind="critic", loss=value.squared_error, weighting=replay.equal_weight):
     model = predictor.critic(MODEL) if kind == "critic" else predictor.policy_head(MODEL, mlp_size=8)
-    base = (
-        optimizer.adamw(optimizer.constant(0.01), b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0)
-        if adam
-        else optimizer.sgd(optimizer.constant(0.3), momentum=0.0)
-    )
-    tx = optimizer.build(base, clip_norm=1e9, max_update_norm=None)
+    tx = optimizer.build(optimizer.sgd(optimizer.constant(0.3), momentum=0.0), clip_norm=1e9, max_update_norm=None)
     mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
     return PredictorTrainer(model, tx, loss, weighting, mesh, batch_rows=ROWS, row_length=LENGTH)
 
@@ -54,21 +49,13 @@ def _examples(n, seed=0):
     )
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _dense(params, token, kind="critic", length=None):
-    """Logit at the last token of one history alone in its row, through the decoder itself."""
-    n = token.shape[0] if length is None else length
-    row = token[None], jnp.arange(token.shape[0])[None], jnp.full((1, token.shape[0]), token.shape[0])
-    hidden = decoder.hidden_states(MODEL, params["decoder"], *row)[0, n - 1]
-    return (hidden @ params["head"]["score"]["kernel"] + params["head"]["score"]["bias"])[0]
-
-
-def _dense_scores(params, examples):
-    """Causality makes zeros after the history harmless; they keep it to one compile."""
-    padded = [np.pad(p, (0, LENGTH - p.size)) for p in examples.prefixes]
-    return jnp.stack(
-        [_dense(params, jnp.asarray(row), "critic", p.size) for row, p in zip(padded, examples.prefixes, strict=True)]
-    )
+def _dense_logits(params, examples):
+    """Logits at the last tokens of histories that have a row each; causality makes the zeros after them harmless."""
+    token = np.stack([np.pad(p, (0, LENGTH - p.size)) for p in examples.prefixes])
+    pos, end = np.broadcast_to(np.arange(LENGTH), token.shape), np.full(token.shape, LENGTH)
+    hidden = decoder.hidden_states(MODEL, params["decoder"], token, pos, end)
+    last = hidden[np.arange(examples.size), [p.size - 1 for p in examples.prefixes]]
+    return (last @ params["head"]["score"]["kernel"])[:, 0] + params["head"]["score"]["bias"][0]
 
 
 def _rows(examples):
@@ -83,7 +70,8 @@ def test_scores_are_sigmoids_of_dense_logits():
     rows, row, col = _rows(examples)
     got = trainer.score(state.params, None, rows)
     assert got.shape == rows["token"].shape and got.shape[0] % ROWS  # the last pass was filled up and cut off again
-    want = 1 / (1 + np.exp(-np.asarray(_dense_scores(state.params, examples), np.float64)))
+    logits = jax.jit(lambda params: _dense_logits(params, examples))(state.params)
+    want = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
     np.testing.assert_allclose(got[row, col], want, atol=2e-6)
     assert np.ptp(want) > 0.05
 
@@ -115,11 +103,11 @@ def test_one_batch_is_one_gradient_step_on_the_weighted_mean(loss, weighting):
     w, y = weighting(examples.count), examples.target
 
     def mean_loss(params):
-        s = jax.nn.sigmoid(_dense_scores(params, examples))
+        s = jax.nn.sigmoid(_dense_logits(params, examples))
         each = (s - y) ** 2 if loss is value.squared_error else -y * jnp.log(s) - (1 - y) * jnp.log(1 - s)
         return jnp.sum(w * each) / np.sum(w)
 
-    want_loss, grads = jax.value_and_grad(mean_loss)(before)
+    want_loss, grads = jax.jit(jax.value_and_grad(mean_loss))(before)
     state, metrics = trainer.fit(state, None, examples, np.random.default_rng(0), epochs=1)
     assert metrics["predictor/optimizer_steps"] == 1 == int(state.step)
     np.testing.assert_allclose(metrics["predictor/loss"], want_loss, rtol=1e-5)
@@ -148,7 +136,7 @@ def test_every_example_is_seen_once_an_epoch():
 
 
 def test_order_comes_from_the_generator():
-    trainer, examples = _trainer(adam=True), _examples(30)
+    trainer, examples = _trainer(), _examples(30)
     run = lambda seed: jax.device_get(
         trainer.fit(trainer.init(jax.random.key(0)), None, examples, np.random.default_rng(seed), epochs=2)[0].params
     )
@@ -158,7 +146,7 @@ def test_order_comes_from_the_generator():
 
 
 def test_fit_learns_and_counts_steps():
-    """The target is whether the last token is below 7; Adam finds it."""
+    """The target is whether the last token is below 7; SGD finds it."""
     examples = _examples(48)
     examples = replay.Examples(
         prefixes=examples.prefixes,
@@ -166,7 +154,7 @@ def test_fit_learns_and_counts_steps():
         count=examples.count,
         is_root=examples.is_root,
     )
-    trainer = _trainer(adam=True)
+    trainer = _trainer()
     state, first = trainer.fit(trainer.init(jax.random.key(0)), None, examples, np.random.default_rng(0), epochs=1)
     assert first["predictor/loss"] > 0.15
     state, _ = trainer.fit_steps(state, None, examples, np.random.default_rng(1), steps=100)
@@ -191,7 +179,8 @@ def test_an_untrained_predictor_says_one_half_and_nothing_to_fit_changes_nothing
 
 def test_a_head_on_policy_states_reads_the_policy_and_leaves_it_alone():
     trainer, examples = _trainer("head"), _examples(4)
-    policies = [jax.jit(functools.partial(decoder.init_params, MODEL))(jax.random.key(k)) for k in (1, 2)]
+    init = jax.jit(functools.partial(decoder.init_params, MODEL))
+    policies = [init(jax.random.key(k)) for k in (1, 2)]
     before = jax.device_get(policies[0])
     state = trainer.init(jax.random.key(0))
     state, metrics = trainer.fit(state, policies[0], examples, np.random.default_rng(0), epochs=3)
