@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402
 # A blank inside keeps these names from being a character or a word of any text.
 PAD_TOKEN = "<pad token>"
 UNKNOWN_TOKEN = "<unknown token>"
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_TOKENIZER_FILE = "tokenizer.json"
 
 
 def build_tokenizer(symbols: Sequence[str], word_level: bool) -> PreTrainedTokenizerFast:
@@ -69,10 +69,9 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     Raises ValueError when the folder does not exist, holds no tokenizer, or holds one that cannot be read.
     """
     folder = Path(folder)
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        what = "holds no tokenizer" if folder.is_dir() else "does not exist"
-        looked_for = ", ".join(_TOKENIZER_FILES)
-        raise ValueError(f"model folder {folder} {what} (looked for {looked_for}); copy the tokenizer's files there")
+    if not (folder / _TOKENIZER_FILE).is_file():  # AutoTokenizer would make an empty tokenizer from config.json alone
+        what = f"holds no tokenizer: {_TOKENIZER_FILE} is missing" if folder.is_dir() else "does not exist"
+        raise ValueError(f"model folder {folder} {what}; copy the tokenizer's files there")
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # the reader raises bare Exceptions of its native part
@@ -82,6 +81,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> np.ndarray:
     """Token ids, int32 [n], of a text, without special tokens at either end."""
+    text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")  # lone surrogates are unknown characters
     backend = tokenizer.backend_tokenizer  # the wrapper's own `encode` takes ten times as long on a line of text
     return np.asarray(backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 

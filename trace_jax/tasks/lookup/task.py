@@ -133,6 +133,7 @@ class Lookup:
         return f"{_SEARCH} {entity} {relation}{self.stop}"
 
     def _build_world(self, split: str, number: int) -> World:
+        # a child of the stream of the instance with this number, so that no instance shares its draws
         return worlds.build_world(base.instance_rng(self._seed, split, number).spawn(1)[0])
 
 
