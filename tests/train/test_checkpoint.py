@@ -17,6 +17,16 @@ import pytest
 
 from trace_jax.train import checkpoint, state
 
+# Reads that fail leave coroutines behind in orbax's own event loop; Python complains when it collects them.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def _collect_them_here():
+    yield
+    gc.collect()
+
+
 CONFIG = {"seed": 1, "model": {"layers": 2, "shape": (3, 4)}}
 
 
@@ -116,8 +126,6 @@ def _files(folder):
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.stat().st_size)
 
 
-# Reads that fail leave callbacks behind in orbax's own event loop; Python reports them when they are collected.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("cut", [0.0, 0.5], ids=["emptied", "halved"])
 def test_every_damaged_file_is_noticed(tmp_path, cut):
     """Cuts each file of the newest checkpoint in turn: either a CheckpointError, or the values are all there."""
@@ -138,7 +146,6 @@ def test_every_damaged_file_is_noticed(tmp_path, cut):
         else:
             assert _bits(got.arrays) == _bits(_arrays(2)) and list(got.host["token"]) == list(range(6)), name
         reader.close()
-    gc.collect()
     assert {"document/metadata", "arrays/manifest.ocdbt", "host/manifest.ocdbt"} <= set(refused)
     assert any(name.startswith("arrays/ocdbt.process_0/d/") for name in refused)
 
