@@ -6,7 +6,9 @@ holds a checkpoint goes on from it. SIGTERM or Ctrl-C saves and exits with statu
 
 from __future__ import annotations
 
+import re
 import sys
+from typing import NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -18,9 +20,9 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: metrics, che
 def main(argv: list[str]) -> None:
     """Parses the settings and runs."""
     if len(argv) > 1:
-        raise app.UsageError(f"{argv[1]!r} is not a flag; settings are given as --config.NAME=VALUE")
+        _fail(f"{argv[1]!r} is not a flag; settings are given as --config.NAME=VALUE")
     if _CONFIG.value is None or _WORKDIR.value is None:
-        raise app.UsageError("give --config=configs/quickstart.py and --workdir=FOLDER")
+        _fail("give --config=configs/quickstart.py and --workdir=FOLDER")
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # orbax reports every file at INFO
     from trace_jax import config as config_lib
@@ -28,18 +30,22 @@ def main(argv: list[str]) -> None:
 
     try:
         config = config_checks.check(config_lib.parse(_CONFIG.value))
-        from trace_jax import run
-
-        run.run(config, _WORKDIR.value)
-    except (config_lib.ConfigError, *_expected_errors()) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-
-
-def _expected_errors() -> tuple[type[Exception], ...]:
+    except (config_lib.ConfigError, OSError) as error:  # OSError: a config file that is not there
+        _fail(_last_line(error))
+    from trace_jax import run  # imports jax: after the settings, so that --help and mistakes are fast
     from trace_jax.train.checkpoint import CheckpointError
 
-    return (CheckpointError,)
+    try:
+        run.run(config, _WORKDIR.value)
+    except (config_lib.ConfigError, CheckpointError, FloatingPointError) as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        print("\nstopped before training; the same command starts again")
+
+
+def _fail(problem: str) -> NoReturn:
+    print(f"error: {problem}", file=sys.stderr)
+    sys.exit(1)
 
 
 def entry() -> None:
@@ -50,14 +56,27 @@ def entry() -> None:
 def _parse(argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
-    except AttributeError as error:  # ml_collections' word for a field that is not there
-        name = str(error).strip("\"'")
-        given = next((arg for arg in argv if name in arg.split("=")[0].split(".")), name)
-        problem = f"{given.split('=')[0]} is not a setting; trace_jax/config.py lists them all"
-    except (flags.Error, KeyError, TypeError, ValueError, OSError) as error:
-        problem = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
-    print(f"error: {problem}", file=sys.stderr)
-    sys.exit(1)
+    except AttributeError as error:  # of ml_collections: a field that is not there, by flag or in the config file
+        problem = _unknown_field(str(error), argv)
+    except (flags.Error, KeyError, TypeError, ValueError, OSError, SyntaxError) as error:
+        problem = _last_line(error)
+    _fail(problem)
+
+
+def _unknown_field(text: str, argv: list[str]) -> str:
+    """One line for `'NAME'`, or `Key "NAME" does not exist ...`, with the flag that gave the name."""
+    found = re.match(r"\W*(?:Key \W)?(\w+)\\?['\"]", text)
+    if found is None:
+        return f"config file: {text}"
+    name = found[1]
+    given = next((arg for arg in argv if name in arg.split("=")[0].split(".")), name)
+    similar = re.search(r'Did you mean "(\w+)"', text)
+    hint = f"did you mean {similar[1]}?" if similar else "trace_jax/config.py lists them all"
+    return f"{given.split('=')[0]} is not a setting; {hint}"
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
 if __name__ == "__main__":

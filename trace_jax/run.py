@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,41 +31,65 @@ def run(config: RunConfig, workdir: str | os.PathLike[str]) -> None:
     """Trains to `config.steps`, from the newest checkpoint of `workdir` if there is one.
 
     Writes config.json, metrics.jsonl (one object a step; step 0 holds the evaluation before training), tensorboard/,
-    checkpoints/ and warm_start/ there. Raises ConfigError and CheckpointError, one line each.
+    checkpoints/ and warm_start/ there. Raises ConfigError and CheckpointError, one line each. SIGTERM and Ctrl-C raise
+    KeyboardInterrupt before training starts, and end it with a checkpoint from then on.
     """
     workdir = Path(workdir).absolute()
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        (workdir / "config.json").write_text(config_lib.to_json(config))
-    except OSError as error:
-        raise ConfigError(f"--workdir: {error}") from error
-    parts = assemble(config, workdir)
-    checkpoints = saving.open_checkpoints(parts, workdir / "checkpoints")
-    resumed = saving.restore(parts, checkpoints)
-    if resumed:
-        print(f"resumed after step {parts.step}")
-    pending = _pending(config, workdir, parts.step) if resumed else None
-    writers = _writers(config, workdir, resume_step=parts.step + (resumed and pending is None))
-    try:
-        asyncio.run(_train(parts, checkpoints, writers, resumed, pending))
-    finally:
-        writers.close()
-        checkpoints.close()
-    if parts.step >= config.steps:
+    with _Interruption() as interruption, contextlib.closing(_open(config, workdir)) as checkpoints:
+        rows = _rows(workdir)
+        parts = assemble(config, workdir)
+        resumed = saving.restore(parts, checkpoints)
+        if resumed:
+            print(f"resumed after step {parts.step}")
+        pending = _pending(config, rows, parts.step) if resumed else None
+        with contextlib.closing(_writers(config, workdir, parts.step + (resumed and pending is None))) as writers:
+            asyncio.run(_train(parts, checkpoints, writers, interruption, resumed, pending))
+    if parts.step >= config.steps and not interruption.asked:
         _close(config, workdir)
 
 
-async def _train(run: Run, checkpoints: Checkpointer, writers: Writers, resumed: bool, pending: Row | None) -> None:
-    """The run's one event loop. Ends early, with a checkpoint, when a signal asks for it."""
-    with _Interruption() as interruption:
-        work = asyncio.create_task(_steps(run, checkpoints, writers, resumed, pending))
-        interruption.on_signal = work.cancel
+def _open(config: RunConfig, workdir: Path) -> Checkpointer:
+    """The workdir's checkpoints; writes config.json only if they are of this config, so that it stays true."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        checkpoints = saving.open_checkpoints(config, workdir / "checkpoints")
+        (workdir / "config.json").write_text(config_lib.to_json(config))
+    except OSError as error:
+        raise ConfigError(f"--workdir: {error}") from error
+    return checkpoints
+
+
+def _rows(workdir: Path) -> list[Row]:
+    """What metrics.jsonl says so far; [] if there is none."""
+    path = workdir / "metrics.jsonl"
+    try:
+        return read_jsonl(path) if path.exists() else []
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--workdir: {error}") from error
+
+
+async def _train(
+    run: Run,
+    checkpoints: Checkpointer,
+    writers: Writers,
+    interruption: _Interruption,
+    resumed: bool,
+    pending: Row | None,
+) -> None:
+    """The run's one event loop. Ends early, with a checkpoint, when a signal asks for it.
+
+    There is none of step 0 then: what comes before the first step is done again.
+    """
+    work = asyncio.create_task(_steps(run, checkpoints, writers, resumed, pending))
+    with interruption.calls(asyncio.get_running_loop(), work.cancel):
         try:
             await work
         except asyncio.CancelledError:
             if not interruption.asked:
                 raise
             print(f"\nstopped after step {run.step}; the same command goes on from here")
+            if run.step == 0:
+                return
         checkpoints.save(saving.snapshot(run))
 
 
@@ -106,12 +131,12 @@ def _evaluation_due(config: RunConfig, step: int) -> bool:
     return step == config.steps or bool(config.eval.every and step % config.eval.every == 0)
 
 
-def _pending(config: RunConfig, workdir: Path, step: int) -> Row | None:
+def _pending(config: RunConfig, rows: list[Row], step: int) -> Row | None:
     """The metrics of a finished step whose evaluation was interrupted."""
-    rows = [row for row in read_jsonl(workdir / "metrics.jsonl") if row["step"] == step]
-    if not rows or not _evaluation_due(config, step) or "eval/success" in rows[0]:
-        return None
-    return {name: value for name, value in rows[0].items() if name != "step"}
+    for row in rows:
+        if row["step"] == step and _evaluation_due(config, step) and "eval/success" not in row:
+            return {name: value for name, value in row.items() if name != "step"}
+    return None
 
 
 async def _evaluate(run: Run, label: str) -> Evaluation:
@@ -154,28 +179,29 @@ def _writers(config: RunConfig, workdir: Path, resume_step: int) -> Writers:
 
 def _close(config: RunConfig, workdir: Path) -> None:
     """The closing table and the commands to try next."""
-    rows = read_jsonl(workdir / "metrics.jsonl")
-    before, steps = rows[0], [row for row in rows if "rollout/success" in row]
-    if not steps:
+    rows = _rows(workdir)
+    evaluated = [row for row in rows if "eval/success" in row]
+    steps = [row for row in rows if "rollout/success" in row]
+    if not steps or not evaluated:
         return
-    first, last = steps[0], steps[-1]
     mean = lambda name, part: sum(row[name] for row in part) / len(part)
+    total = lambda name: sum(row[name] for row in steps)
+    success = lambda row: f"{row['eval/success']:.3f} ± {row['eval/standard_error'] or 0:.3f}"
     third = max(len(steps) // 3, 1)
     table = [
         (
             f"held-out success ({config.eval.prompts} prompts x {config.eval.samples})",
-            f"{before['eval/success']:.3f} ± {before['eval/standard_error'] or 0:.3f}",
-            f"{last['eval/success']:.3f} ± {last['eval/standard_error'] or 0:.3f}",
+            success(evaluated[0]),
+            success(evaluated[-1]),
         ),
         (
             f"effective ratio (first and last {third} steps)",
             f"{mean('rollout/effective_ratio', steps[:third]):.2f}",
             f"{mean('rollout/effective_ratio', steps[-third:]):.2f}",
         ),
-        ("tokens generated in training", f"{first['rollout/generated_tokens']:,}",
-         f"{sum(row['rollout/generated_tokens'] for row in steps):,}"),
-        ("seconds in training steps", f"{first['time/step']:.1f}", f"{sum(row['time/step'] for row in steps):.1f}"),
-    ]  # fmt: skip
+        ("tokens generated in training", "", f"{total('rollout/generated_tokens'):,}"),
+        ("seconds in training steps", "", f"{total('time/step'):.1f}"),
+    ]
     print("\n" + console.closing_table(table))
     command = "python -m trace_jax.main --config=configs/quickstart.py"
     print(
@@ -187,28 +213,38 @@ def _close(config: RunConfig, workdir: Path) -> None:
 
 
 class _Interruption:
-    """SIGTERM and Ctrl-C call `on_signal` once; after that they have their usual effect again."""
+    """What the first SIGTERM or Ctrl-C does: KeyboardInterrupt, or a call. The next one ends the process at once."""
 
     def __init__(self):
         self.asked = False
-        self.on_signal: Callable[[], object] = lambda: None
-        self._before: dict[int, object] = {}
+        self._respond: Callable[[], object] = _raise_keyboard_interrupt
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Interruption:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._before[number] = signal.signal(number, self._handle)
-        self._loop = asyncio.get_running_loop()
         return self
 
     def __exit__(self, *_) -> None:
-        self._restore()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def calls(self, loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> Iterator[None]:
+        """The first signal has `loop` call `function` in this context, and does nothing after it."""
+        self._respond = lambda: loop.call_soon_threadsafe(function)
+        try:
+            yield
+        finally:
+            self._respond = lambda: None
 
     def _handle(self, number, frame) -> None:
         del number, frame
         self.asked = True
-        self._restore()
-        self._loop.call_soon_threadsafe(self.on_signal)
+        for number in self._before:
+            signal.signal(number, signal.SIG_DFL)
+        self._respond()
 
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+
+def _raise_keyboard_interrupt() -> None:
+    raise KeyboardInterrupt

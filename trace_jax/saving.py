@@ -11,15 +11,17 @@ import os
 
 from trace_jax import config as config_lib
 from trace_jax.budget.expected import ExpectedTokens
+from trace_jax.config import RunConfig
 from trace_jax.loop import Run
 from trace_jax.train import replay
 from trace_jax.train.checkpoint import Checkpointer, Snapshot
 
 
-def open_checkpoints(run: Run, folder: str | os.PathLike[str]) -> Checkpointer:
-    """The run's checkpoints. CheckpointError for a folder of something else."""
-    fingerprint = config_lib.fingerprint(run.config)
-    return Checkpointer(folder, fingerprint=fingerprint, keep=run.config.checkpoint.keep)
+def open_checkpoints(config: RunConfig, folder: str | os.PathLike[str]) -> Checkpointer:
+    """A run's checkpoints. CheckpointError for a folder of something else, or where a run of another config is saved."""
+    checkpoints = Checkpointer(folder, fingerprint=config_lib.fingerprint(config), keep=config.checkpoint.keep)
+    checkpoints.check()
+    return checkpoints
 
 
 def snapshot(run: Run) -> Snapshot:

@@ -104,6 +104,12 @@ class Checkpointer:
         self.wait()
         self._manager.close()
 
+    def check(self) -> None:
+        """Reads the newest checkpoint's document only. Raises CheckpointError as `restore_latest` would for it."""
+        step = self.latest_step()
+        if step is not None:
+            self._document(step)
+
     def restore_latest(self, template: Any) -> Snapshot | None:
         """The newest checkpoint, None if there is none.
 
@@ -115,8 +121,7 @@ class Checkpointer:
         step = self.latest_step()
         if step is None:
             return None
-        document = self._read(step, document=ocp.args.JsonRestore())["document"]
-        self._check(step, document)
+        document = self._document(step)
         items = {"arrays": ocp.args.StandardRestore(jax.tree.map(_like, template))}
         if document["has_host"]:
             items["host"] = ocp.args.StandardRestore()
@@ -137,7 +142,9 @@ class Checkpointer:
         go_on = f"resume from step {max(earlier)}" if earlier else "start anew"
         return f"checkpoint: step {step} in {self._folder} cannot be read ({why}); delete {step:08d} there to {go_on}"
 
-    def _check(self, step: int, document: Any) -> None:
+    def _document(self, step: int) -> dict[str, Any]:
+        """The document of a checkpoint that this run may resume."""
+        document = self._read(step, document=ocp.args.JsonRestore())["document"]
         keys = {"step", "fingerprint", "document", "empty", "has_host"}
         if not isinstance(document, dict) or not keys <= set(document) or document["step"] != step:
             raise CheckpointError(self._damaged(step, "its document is incomplete"))
@@ -152,6 +159,7 @@ class Checkpointer:
                 f"checkpoint: step {step} in {self._folder} is of another config: {'; '.join(differ)}; "
                 "restore these settings or use another folder"
             )
+        return document
 
 
 def rng_state(rng: np.random.Generator) -> dict[str, Any]:
