@@ -85,7 +85,10 @@ def _first_params(
 ) -> Any:
     """Parameters of the model folder, or of a warm start that is trained now or found in its cache."""
     if config.model.path is not None:
-        return _load(config.model.path, model)
+        try:
+            return model_folder.load_params(config.model.path, model)
+        except ValueError as error:
+            raise ConfigError(f"config.model.path: {error}") from error
     folder = setup_run.warm_start_folder(config, workdir)
     record = {
         "task": config.task,
@@ -96,38 +99,47 @@ def _first_params(
     }
     if warm_start.cached(folder, record):
         print(f"warm start: found in {folder}")
-        return _load(folder, model)
-    settings = config.warm_start
-    bar = console.Bar("warm start", settings.steps, "step")
-    params = warm_start.train(
-        model,
-        mesh,
-        setup_run.make_task(config, demonstrations=True),
-        environment.encode,
-        warm_start.WarmStart(
-            steps=settings.steps,
-            demonstrations=settings.demonstrations,
-            distinct=settings.distinct,
-            slip_rate=settings.slip_rate,
-            learning_rate=settings.learning_rate,
-            row_length=config.loss.row_length,
-            micro_rows=settings.micro_rows,
-            seed=settings.seed,
-        ),
-        lambda step, nll: bar.to(step + 1, nats=f"{nll:.3f}"),
-    )
-    bar.close()
+        try:
+            return model_folder.load_params(folder, model)
+        except ValueError as error:
+            raise ConfigError(f"warm start: {error}, or delete that folder") from error
+    try:
+        warm_start.begin(folder)
+    except OSError as error:
+        raise ConfigError(f"config.warm_start.cache: {error}; choose a folder that can be written") from error
+    params = _warm_start(config, model, mesh, environment)
     model_folder.save(folder, model, jax.device_get(params))
     save_tokenizer(tokenizer, folder)
     warm_start.mark(folder, record)
     return params
 
 
-def _load(folder: str | Path, model: DecoderConfig) -> Any:
+def _warm_start(config: RunConfig, model: DecoderConfig, mesh: Mesh, environment: Environment) -> Any:
+    settings = config.warm_start
+    bar = console.Bar("warm start", settings.steps, "step")
     try:
-        return model_folder.load_params(folder, model)
+        params = warm_start.train(
+            model,
+            mesh,
+            setup_run.make_task(config, demonstrations=True),
+            environment.encode,
+            warm_start.WarmStart(
+                steps=settings.steps,
+                demonstrations=settings.demonstrations,
+                distinct=settings.distinct,
+                slip_rate=settings.slip_rate,
+                learning_rate=settings.learning_rate,
+                row_length=config.loss.row_length,
+                micro_rows=settings.micro_rows,
+                seed=settings.seed,
+            ),
+            lambda step, nll: bar.to(step + 1, nats=f"{nll:.3f}"),
+        )
     except ValueError as error:
-        raise ConfigError(f"config.model.path: {error}") from error
+        raise ConfigError(f"config.warm_start: {error}") from error
+    finally:
+        bar.close()
+    return params
 
 
 def _learned(config: RunConfig, model: DecoderConfig, mesh: Mesh) -> Learned | None:

@@ -16,7 +16,7 @@ import numpy as np
 from trace_jax.budget.account import BudgetCount
 from trace_jax.budget.expected import ExpectedTokens
 from trace_jax.budget.strategy import Strategy
-from trace_jax.config import RunConfig
+from trace_jax.config import ConfigError, RunConfig
 from trace_jax.engines.local import LocalEngine
 from trace_jax.eval.evaluate import Evaluation, evaluate
 from trace_jax.rollout import keys
@@ -74,9 +74,16 @@ class Run:
         )
 
     def prompts(self, split: str, start: int, count: int) -> list[Prompt]:
-        """Prompts start .. start + count - 1 of a split."""
-        task = self.environment.task
-        return [self.environment.prompt(task.instance(split, start + i)) for i in range(count)]
+        """Prompts start .. start + count - 1 of a split. ConfigError for one that leaves no room for an answer."""
+        task, limit = self.environment.task, self.limits.context_length
+        prompts = [self.environment.prompt(task.instance(split, start + i)) for i in range(count)]
+        for prompt in prompts:
+            if prompt.tokens.shape[0] >= limit:
+                raise ConfigError(
+                    f"config.model.context_length is {limit}, but prompt {prompt.uid} alone has "
+                    f"{prompt.tokens.shape[0]} tokens; raise it or lower the task's difficulty"
+                )
+        return prompts
 
 
 async def train_step(run: Run, on_progress: OnProgress | None = None) -> dict[str, float]:
@@ -84,7 +91,7 @@ async def train_step(run: Run, on_progress: OnProgress | None = None) -> dict[st
     config, clock = run.config, _Clock()
     prompts = run.prompts("train", run.cursor, config.budget.pool)
     strategy, predictor = _strategy(run), _predictor(run)
-    scores = None
+    evictions, scores = run.engine.evictions, None
     if strategy.needs_predictor:
         scores = await predictor.score_prompts(prompts)
     rollouts = strategy.roots(scores, len(prompts), keys.host_rng(config.seed, run.step, "roots"))
@@ -120,6 +127,8 @@ async def train_step(run: Run, on_progress: OnProgress | None = None) -> dict[st
         keys.host_rng(config.seed, run.step, "policy"),
         ref_params=run.reference,
     )
+    planned = int(rollouts.sum())
+    expected_tokens = run.costs.expected(planned, planned * strategy.continuations_per_root)
     run.costs = _updated_costs(run.costs, trees)
     run.cursor += len(prompts)
     run.step += 1
@@ -128,7 +137,10 @@ async def train_step(run: Run, on_progress: OnProgress | None = None) -> dict[st
     report = _rollout_metrics(collected, trees, len(prompts), strategy)
     if isinstance(predictor, OraclePredictor):
         report |= {"rollout/oracle_tokens": predictor.counts.generated_tokens}
-    report["rollout/cache_evictions"] = run.engine.evictions
+    report |= {
+        "rollout/expected_tokens": expected_tokens,
+        "rollout/cache_evictions": run.engine.evictions - evictions,
+    }
     return report | predictor_report | policy_report | clock.metrics()
 
 
@@ -213,6 +225,8 @@ def _strategy(run: Run) -> Strategy:
     budget = run.config.budget
     if budget.unit == "tokens":
         roots = run.costs.roots(budget.tokens, budget.continuations_per_root, default=budget.roots)
+        if budget.max_per_prompt is not None:
+            roots = min(roots, budget.pool * budget.max_per_prompt // 2 * 2)
         budget = dataclasses.replace(budget, roots=roots)
     return make_strategy(run.config, budget)
 

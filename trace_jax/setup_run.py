@@ -98,10 +98,11 @@ def make_limits(config: RunConfig, task: Task) -> Limits:
 def make_strategy(config: RunConfig, budget: BudgetConfig) -> Strategy:
     """The allocation strategy that the config names, with `budget` for this step."""
     units = budget.roots + budget.roots * budget.continuations_per_root // 2
+    groups = min(max(units // budget.rollouts_per_prompt, 1), budget.pool)  # a token budget need not divide
     makers = {
         "grpo": lambda: Grpo(
             rollouts_per_prompt=budget.rollouts_per_prompt,
-            total_rollouts=units // budget.rollouts_per_prompt * budget.rollouts_per_prompt,
+            total_rollouts=groups * budget.rollouts_per_prompt,
         ),
         "trace": lambda: Trace(
             root_budget=budget.roots,

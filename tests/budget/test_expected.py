@@ -18,3 +18,10 @@ def test_root_budget_by_hand():
 def test_running_means_by_hand():
     costs = ExpectedTokens(root=10.0, continuation=4.0, decay=0.75).updated(root=30.0, continuation=8.0)
     assert (costs.root, costs.continuation) == (0.75 * 10 + 0.25 * 30, 0.75 * 4 + 0.25 * 8)
+
+
+def test_expected_tokens_by_hand():
+    assert ExpectedTokens().expected(4, 8) is None
+    # Without a continuation seen each counts half a root: 4 * 10 + 8 * 5.
+    assert ExpectedTokens(root=10.0).expected(4, 8) == 80
+    assert ExpectedTokens(root=10.0, continuation=3.0).expected(4, 8) == 64

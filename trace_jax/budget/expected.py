@@ -21,12 +21,18 @@ class ExpectedTokens:
         )
 
     def roots(self, tokens: int, continuations_per_root: int, *, default: int) -> int:
-        """M, so that M (c_root + N c_continuation) is about `tokens`; even and at least 2. `default` before any step.
-
-        Until a continuation was seen it counts as half a root rollout, as in the paper's units.
-        """
+        """M, so that M (c_root + N c_continuation) is about `tokens`; even and at least 2. `default` before any step."""
         if self.root is None:
             return default
-        continuation = self.root / 2 if self.continuation is None else self.continuation
-        each = self.root + continuations_per_root * continuation
+        each = self.root + continuations_per_root * self._continuation()
         return max(int(tokens / max(each, 1e-9)) // 2 * 2, 2)
+
+    def expected(self, roots: int, continuations: int) -> float | None:
+        """Tokens that these rollouts are expected to generate; None before any step."""
+        if self.root is None:
+            return None
+        return roots * self.root + continuations * self._continuation()
+
+    def _continuation(self) -> float:
+        """Until one was seen it counts as half a root rollout, as in the paper's units."""
+        return self.root / 2 if self.continuation is None else self.continuation

@@ -52,6 +52,12 @@ def cached(folder: Path, record: dict[str, Any]) -> bool:
         return False
 
 
+def begin(folder: Path) -> None:
+    """Makes the folder, and drops the record of what it holds before that changes: no record outlives its model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _RECORD).unlink(missing_ok=True)
+
+
 def mark(folder: Path, record: dict[str, Any]) -> None:
     """Says that the folder's model was made with these settings; written last, so a killed warm start is made again."""
     (folder / _RECORD).write_text(json.dumps(record, indent=2))
@@ -67,12 +73,13 @@ def train(
 ) -> Any:
     """Parameters after `settings.steps` optimiser steps of maximum likelihood on demonstrated actions.
 
-    Calls `on_step(step, nats per action token)` after each step.
+    Calls `on_step(step, nats per action token)` after each step. Raises ValueError for a demonstration longer than a
+    row.
     """
     schedule = optimizers.warmup_cosine(
         settings.learning_rate,
         warmup_steps=min(20, settings.steps // 2),
-        total_steps=settings.steps,
+        total_steps=max(settings.steps, 1),
         final_fraction=0.05,
     )
     adamw = optimizers.adamw(schedule, b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.0)
@@ -91,6 +98,12 @@ def train(
         demonstration_tree(encode, demonstrate(task, task.instance("demo", i), rng, settings.slip_rate), f"demo/{i}")
         for i in range(settings.distinct)
     ]
+    longest = max(trees, key=lambda tree: tree.token.size)
+    if longest.token.size > settings.row_length:
+        raise ValueError(
+            f"demonstration {longest.prompt_uid} has {longest.token.size} tokens, but row_length is "
+            f"{settings.row_length}; lengthen the rows or lower demo_difficulty"
+        )
     state = trainer.init(jax.random.key(settings.seed))
     for step in range(settings.steps):
         chosen = rng.choice(len(trees), min(settings.demonstrations, len(trees)), replace=False)
