@@ -153,3 +153,8 @@ def test_everything_public_has_a_docstring(module):
 def test_files_stay_small():
     long = {path.name: n for path in ROOT.rglob("*.py") if (n := len(path.read_text().splitlines())) > MAX_LINES}
     assert not long
+
+
+def test_lines_fit_120_columns():
+    lines = ((path, i, line) for path in ROOT.rglob("*.py") for i, line in enumerate(path.read_text().splitlines(), 1))
+    assert not [f"{path.name}:{i}" for path, i, line in lines if len(line) > 120]

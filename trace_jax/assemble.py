@@ -1,4 +1,4 @@
-"""Puts a run together: model and tokenizer, trainer, predictor, engine; warm-starts the policy where that is asked for."""
+"""Puts a run together: model and tokenizer, trainer, predictor, engine; warm-starts the policy where asked for."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def _mesh(config: RunConfig) -> Mesh:
     sizes = dataclasses.asdict(config.mesh)
     count = config.mesh.data * config.mesh.fsdp * config.mesh.tensor
     if count > jax.device_count():
-        raise ConfigError(f"config.mesh needs {count} devices, but this machine has {jax.device_count()}; make it smaller")
+        raise ConfigError(
+            f"config.mesh needs {count} devices, but this machine has {jax.device_count()}; make it smaller"
+        )
     return sharding.make_mesh(**sizes, devices=jax.devices()[:count])
 
 

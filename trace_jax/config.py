@@ -2,7 +2,8 @@
 
 `default_config()` is the same tree as a locked ConfigDict, which `configs/*.py` change and command-line flags override;
 `parse(config_dict)` turns it back and checks the type of every field; `config_checks.check` then checks values and
-combinations. Nothing below the entry points ever sees a ConfigDict. Defaults are the paper's where it states one, at the scale of a small model.
+combinations. Nothing below the entry points ever sees a ConfigDict. Defaults are the paper's where it states one, at
+the scale of a small model.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class ModelConfig:
     num_kv_heads: int = 2
     head_dim: int = 32
     mlp_size: int = 384
+    rope_theta: float = 1e4
     scan_layers: bool = False
     remat: bool = False
     fuse_projections: bool = True

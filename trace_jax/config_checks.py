@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable
+from typing import Any
 
 from trace_jax.config import ConfigError, RunConfig
 
@@ -55,30 +58,50 @@ def _choices(config: RunConfig) -> Iterable[str]:
 
 
 def _ranges(config: RunConfig) -> Iterable[str]:
+    for name, value in _floats("config", dataclasses.asdict(config)):
+        if not math.isfinite(value):
+            yield f"{name} is {value}, must be finite"
     at_least = {
-        0: ("seed", "steps", "eval.every", "eval.seed", "checkpoint.every", "warm_start.steps",
-            "predictor.warmup_prompts", "predictor.warmup_steps", "budget.continuations_per_root", "loss.kl_coef", "optimizer.learning_rate",
-            "predictor.learning_rate"),
+        0: ("seed", "steps", "eval.every", "eval.seed", "checkpoint.every", "warm_start.steps", "warm_start.seed",
+            "warm_start.learning_rate", "predictor.warmup_prompts", "predictor.warmup_steps", "predictor.learning_rate",
+            "budget.continuations_per_root", "loss.kl_coef", "loss.clip_high", "optimizer.learning_rate",
+            "optimizer.warmup_steps", "optimizer.weight_decay"),
         1: ("budget.pool", "sampling.max_turn_tokens", "sampling.max_observation_tokens", "sampling.concurrency",
             "engine.slots", "engine.cache_rows", "engine.prefill_chunk", "engine.decode_steps", "eval.prompts",
-            "eval.samples", "checkpoint.keep", "loss.epochs", "loss.mini_batches", "loss.micro_rows", "loss.logit_chunk",
-            "predictor.epochs", "predictor.batch_rows", "predictor.warmup_rollouts", "predictor.replay_steps",
-            "predictor.oracle_rollouts", "predictor.oracle_continuations", "warm_start.demonstrations", "warm_start.distinct",
-            "mesh.data", "mesh.fsdp", "mesh.tensor"),
+            "eval.samples", "checkpoint.keep", "loss.epochs", "loss.mini_batches", "loss.micro_rows",
+            "loss.logit_chunk", "predictor.epochs", "predictor.batch_rows", "predictor.warmup_rollouts",
+            "predictor.replay_steps", "predictor.oracle_rollouts", "predictor.oracle_continuations", "predictor.hidden_size",
+            "predictor.num_layers", "predictor.num_heads", "predictor.mlp_size", "warm_start.demonstrations",
+            "warm_start.distinct", "warm_start.micro_rows", "mesh.data", "mesh.fsdp", "mesh.tensor"),
         2: ("budget.roots", "budget.rollouts_per_prompt", "model.context_length"),
     }  # fmt: skip
     for limit, names in at_least.items():
         for name in names:
-            value = _get(config, name)
-            if value < limit:
-                yield f"config.{name} is {value}, must be at least {limit}"
-    if not config.sampling.temperature > 0:
-        yield f"config.sampling.temperature is {config.sampling.temperature}, must be above 0"
-    if config.sampling.deadline is not None and not config.sampling.deadline > 0:
-        yield f"config.sampling.deadline is {config.sampling.deadline} s, must be above 0 or left unset"
-    for name in ("warm_start.slip_rate", "predictor.prefix_share"):
+            if _get(config, name) < limit:
+                yield f"config.{name} is {_get(config, name)}, must be at least {limit}"
+    for name in ("sampling.temperature", "optimizer.eps", "optimizer.clip_norm"):
+        if not _get(config, name) > 0:
+            yield f"config.{name} is {_get(config, name)}, must be above 0"
+    for name in ("sampling.deadline", "optimizer.max_update_norm", "loss.tis_cap"):
+        value = _get(config, name)
+        if value is not None and not value > 0:
+            yield f"config.{name} is {value}, must be above 0 or left unset"
+    for name in ("warm_start.slip_rate", "predictor.prefix_share", "optimizer.b1", "optimizer.b2", "optimizer.momentum",
+                 "loss.clip_low"):  # fmt: skip
         if not 0 <= _get(config, name) < 1:
             yield f"config.{name} is {_get(config, name)}, must be in [0, 1)"
+
+
+def _floats(name: str, value: Any) -> Iterable[tuple[str, float]]:
+    """(path, number) of every float below `value`."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _floats(f"{name}.{key}", inner)
+    elif isinstance(value, tuple):
+        for inner in value:
+            yield from _floats(name, inner)
+    elif isinstance(value, float):
+        yield name, value
 
 
 def _get(config: RunConfig, name: str):
@@ -109,8 +132,8 @@ def _budget(config: RunConfig) -> Iterable[str]:
     flat = units // budget.rollouts_per_prompt
     if config.strategy == "grpo" and units % budget.rollouts_per_prompt and budget.unit == "rollouts":
         yield (
-            f"the budget of {units} units (config.budget.roots * (1 + continuations_per_root / 2)) is not a multiple of "
-            f"config.budget.rollouts_per_prompt {budget.rollouts_per_prompt}"
+            f"the budget of {units} units (config.budget.roots * (1 + continuations_per_root / 2)) is not a multiple "
+            f"of config.budget.rollouts_per_prompt {budget.rollouts_per_prompt}"
         )
     if config.strategy == "grpo" and flat > budget.pool:
         yield (
@@ -128,7 +151,7 @@ def _shapes(config: RunConfig) -> Iterable[str]:
             f"{config.model.context_length}; an episode must fit a row"
         )
     data = config.mesh.data * config.mesh.fsdp
-    for name in ("loss.micro_rows", "predictor.batch_rows"):
+    for name in ("loss.micro_rows", "predictor.batch_rows", "warm_start.micro_rows"):
         if _get(config, name) % data:
             yield f"config.{name} is {_get(config, name)}, must be a multiple of mesh.data * mesh.fsdp = {data}"
     for name in ("arithmetic", "lookup"):
@@ -141,9 +164,9 @@ def _shapes(config: RunConfig) -> Iterable[str]:
 def _training(config: RunConfig) -> Iterable[str]:
     if config.loss.tis_cap is not None and not config.loss.rescore:
         yield "config.loss.tis_cap needs config.loss.rescore=True: without rescored log-probs the weights are all 1"
-    if config.optimizer.schedule == "warmup_cosine" and config.optimizer.warmup_steps >= config.steps:
+    total = max(config.steps, 1) * config.loss.epochs * config.loss.mini_batches
+    if config.optimizer.schedule == "warmup_cosine" and config.optimizer.warmup_steps >= total:
         yield (
-            f"config.optimizer.warmup_steps is {config.optimizer.warmup_steps}, must be below config.steps {config.steps}"
+            f"config.optimizer.warmup_steps is {config.optimizer.warmup_steps}, must be below {total}, the run's "
+            "optimiser steps (steps * loss.epochs * loss.mini_batches)"
         )
-    if config.strategy == "grpo" and config.budget.unit == "tokens" and config.budget.rollouts_per_prompt < 2:
-        yield "config.budget.rollouts_per_prompt must be at least 2"

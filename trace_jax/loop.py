@@ -1,8 +1,8 @@
 """One step of TRACE (paper Algorithm 1), and the run around it.
 
-A step reads: draw a pool, score the prompts, allocate roots, roll out and fork, update the predictor, update the policy,
-hand the new weights to the engine. All noise is derived from (seed, step), never from a generator that is carried
-along, so a checkpoint needs no generator state and an interrupted step is simply run again.
+A step reads: draw a pool, score the prompts, allocate roots, roll out and fork, update the predictor, update the
+policy, hand the new weights to the engine. All noise is derived from (seed, step), never from a generator that is
+carried along, so a checkpoint needs no generator state and an interrupted step is simply run again.
 """
 
 from __future__ import annotations

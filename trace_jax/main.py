@@ -1,7 +1,7 @@
 """Trains a policy: `python -m trace_jax.main --config=configs/quickstart.py --workdir=runs/quickstart`.
 
-Every setting can be changed on the command line, e.g. `--config.task=lookup --config.strategy=grpo`. A run whose workdir
-holds a checkpoint goes on from it. SIGTERM or Ctrl-C saves and exits with status 0; a second one exits at once.
+Every setting can be changed on the command line, e.g. `--config.task=lookup --config.strategy=grpo`. A run whose
+workdir holds a checkpoint goes on from it. SIGTERM or Ctrl-C saves and exits with status 0; a second one exits at once.
 """
 
 from __future__ import annotations

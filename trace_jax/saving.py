@@ -18,7 +18,7 @@ from trace_jax.train.checkpoint import Checkpointer, Snapshot
 
 
 def open_checkpoints(config: RunConfig, folder: str | os.PathLike[str]) -> Checkpointer:
-    """A run's checkpoints. CheckpointError for a folder of something else, or where a run of another config is saved."""
+    """A run's checkpoints. CheckpointError for a folder of something else, or with a run of another config in it."""
     checkpoints = Checkpointer(folder, fingerprint=config_lib.fingerprint(config), keep=config.checkpoint.keep)
     checkpoints.check()
     return checkpoints

@@ -70,8 +70,13 @@ def make_model(config: RunConfig, vocab_size: int) -> DecoderConfig:
                     f"model folder {model.path}: the tokenizer has {vocab_size} tokens, the model {cfg.vocab_size}; "
                     "they must belong together"
                 )
+            if model.context_length > cfg.max_positions:
+                raise ValueError(
+                    f"context_length is {model.context_length}, but model folder {model.path} was made for "
+                    f"{cfg.max_positions} tokens; lower it"
+                )
             return cfg
-        sizes = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "mlp_size")
+        sizes = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "mlp_size", "rope_theta")
         shape = {name: getattr(model, name) for name in sizes}
         return DecoderConfig(vocab_size=vocab_size, max_positions=model.context_length, **shape, **execution).validate()
     except ValueError as error:

@@ -15,13 +15,18 @@ class ExpectedTokens:
 
     def updated(self, *, root: float | None, continuation: float | None) -> ExpectedTokens:
         """With a step's measured means; None where the step had no such rollout."""
-        blend = lambda old, new: old if new is None else new if old is None else self.decay * old + (1 - self.decay) * new
+
+        def blend(old: float | None, new: float | None) -> float | None:
+            if old is None or new is None:
+                return old if new is None else new
+            return self.decay * old + (1 - self.decay) * new
+
         return dataclasses.replace(
             self, root=blend(self.root, root), continuation=blend(self.continuation, continuation)
         )
 
     def roots(self, tokens: int, continuations_per_root: int, *, default: int) -> int:
-        """M, so that M (c_root + N c_continuation) is about `tokens`; even and at least 2. `default` before any step."""
+        """M, so that M (c_root + N c_continuation) is about `tokens`; even, at least 2. `default` before any step."""
         if self.root is None:
             return default
         each = self.root + continuations_per_root * self._continuation()

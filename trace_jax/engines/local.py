@@ -40,7 +40,7 @@ class _Slot:
 
 
 class LocalEngine:
-    """`engines.base.Engine` in this process. One asyncio loop at a time; call `set_weights` before the first request."""
+    """`engines.base.Engine` in this process. One asyncio loop at a time; call `set_weights` before any request."""
 
     def __init__(self, model: DecoderConfig, config: LocalEngineConfig):
         self.config = config

@@ -37,7 +37,7 @@ class PrefixCache:
         return row, shared
 
     def insert(self, tokens: np.ndarray, salt: str) -> int:
-        """The row that now stands for `tokens`: one that it extends, else an empty one, else the least recently used."""
+        """The row that now stands for `tokens`: one that they extend, else an empty or the least recently used one."""
         row, shared = self._match(tokens, salt)
         if shared == 0 or shared < self._length[row]:
             row = int(np.argmin(self._used))

@@ -338,7 +338,7 @@ def _llama3(inverse: jax.Array, scaling: Llama3Scaling) -> jax.Array:
 
 
 def apply_rope(x_BTNH: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotates the halves (x1, x2) of the last axis: (x1 cos - x2 sin, x2 cos + x1 sin), as Hugging Face lays them out."""
+    """Rotates the halves (x1, x2) of the last axis: (x1 cos - x2 sin, x2 cos + x1 sin), Hugging Face's layout."""
     cos, sin = (table[:, :, None, :] for table in rope)
     x1, x2 = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x_BTNH.dtype)

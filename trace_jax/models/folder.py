@@ -1,7 +1,8 @@
-"""Model folders: `config.json` in Hugging Face's terms, and parameters as safetensors. The tokenizer lies beside them."""
+"""Model folders: `config.json` in Hugging Face's terms, parameters as safetensors. The tokenizer lies beside them."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -51,25 +52,35 @@ def load_config(folder: str | Path, **execution: Any) -> DecoderConfig:
     except (OSError, ValueError) as error:
         raise ValueError(f"model folder {folder}: {_CONFIG} cannot be read ({error}); give a folder that holds a model")
     if not isinstance(document, dict) or document.get("model_type") != "qwen3":
-        raise ValueError(f"model folder {folder}: {_CONFIG} is not of model_type qwen3, the only one that is read so far")
+        raise ValueError(
+            f"model folder {folder}: {_CONFIG} is not of model_type qwen3, the only one that is read; use another"
+        )
     missing = [theirs for theirs in _NAMES.values() if theirs not in document]
     if missing:
         raise ValueError(f"model folder {folder}: {_CONFIG} lacks {', '.join(missing)}; copy the file again")
     fields = {ours: document[theirs] for ours, theirs in _NAMES.items()}
+    for field in dataclasses.fields(DecoderConfig):
+        value = fields.get(field.name)
+        allowed = {"int": (int,), "float": (int, float), "bool": (bool,)}.get(field.type, ())
+        if field.name in fields and type(value) not in allowed:
+            raise ValueError(
+                f"model folder {folder}: {_NAMES[field.name]} is {value!r} in {_CONFIG}, must be of type {field.type}"
+            )
     return DecoderConfig(**fields, **execution).validate()
 
 
 def load_params(folder: str | Path, cfg: DecoderConfig) -> Any:
-    """The parameters as numpy arrays. Raises ValueError that names what is missing, extra or misshapen."""
+    """The parameters as numpy arrays. Raises ValueError that names what is missing, extra or of another form."""
     path = Path(folder) / _WEIGHTS
     try:
         flat = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"model folder {folder}: {_WEIGHTS} cannot be read ({error}); copy the file again")
     shapes = jax.eval_shape(lambda: decoder.init_params(cfg, jax.random.key(0)))
-    expected = {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
+    describe = lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}"
+    expected = {_name(path): describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
     for name in sorted(set(expected) | set(flat)):
-        found = flat[name].shape if name in flat else "absent"
+        found = describe(flat[name]) if name in flat else "absent"
         if expected.get(name, "unknown") != found:
             raise ValueError(
                 f"model folder {folder}: tensor {name} is {found} there, {expected.get(name, 'unknown')} in the model; "
