@@ -70,8 +70,8 @@ def _ranges(config: RunConfig) -> Iterable[str]:
             "engine.slots", "engine.cache_rows", "engine.prefill_chunk", "engine.decode_steps", "eval.prompts",
             "eval.samples", "checkpoint.keep", "loss.epochs", "loss.mini_batches", "loss.micro_rows",
             "loss.logit_chunk", "predictor.epochs", "predictor.batch_rows", "predictor.warmup_rollouts",
-            "predictor.replay_steps", "predictor.oracle_rollouts", "predictor.oracle_continuations", "predictor.hidden_size",
-            "predictor.num_layers", "predictor.num_heads", "predictor.mlp_size", "warm_start.demonstrations",
+            "predictor.replay_steps", "predictor.oracle_rollouts", "predictor.oracle_continuations",
+            "predictor.hidden_size", "predictor.num_layers", "predictor.num_heads", "predictor.mlp_size", "warm_start.demonstrations",
             "warm_start.distinct", "warm_start.micro_rows", "mesh.data", "mesh.fsdp", "mesh.tensor"),
         2: ("budget.roots", "budget.rollouts_per_prompt", "model.context_length"),
     }  # fmt: skip
