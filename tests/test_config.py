@@ -1,0 +1,183 @@
+"""The settings tree: defaults, flags, types, what a checkpoint must share, and the command line's one-line errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from absl import flags
+from ml_collections import config_flags
+
+from trace_jax import config as config_lib
+from trace_jax import config_checks
+from trace_jax import main as main_lib
+from trace_jax.config import ConfigError, RunConfig
+
+# ml_collections loads config files with it.
+pytestmark = pytest.mark.filterwarnings(r"ignore:the load_module\(\) method is deprecated:DeprecationWarning")
+ROOT = Path(__file__).parents[1]
+QUICKSTART = str(ROOT / "configs" / "quickstart.py")
+
+
+def leaves(value, name=""):
+    """(dotted name, value) of every field."""
+    for field in dataclasses.fields(value):
+        path, item = f"{name}.{field.name}".lstrip("."), getattr(value, field.name)
+        if dataclasses.is_dataclass(item):
+            yield from leaves(item, path)
+        else:
+            yield path, item
+
+
+FIELDS = dict(leaves(RunConfig()))
+# Fields whose default is None, with a value; others get one that is derived from the default.
+OPTIONAL = {
+    "budget.max_per_prompt": 4,
+    "sampling.deadline": 2.5,
+    "model.path": "models/tiny",
+    "warm_start.cache": "models",
+    "optimizer.max_update_norm": 0.25,
+    "loss.tis_cap": 2.0,
+    "logging.wandb_project": "trace",
+}
+
+
+def another(name, value):
+    """A value of the same type that is not the default."""
+    if value is None:
+        return OPTIONAL[name]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, tuple):
+        return (0.5, 2.0)
+    return value + "_x" if isinstance(value, str) else value + 3
+
+
+def from_flags(*arguments):
+    """The settings that a command line with these flags gives."""
+    argv = ["prog", f"--config={QUICKSTART}", *arguments]
+    values = flags.FlagValues()
+    holder = config_flags.DEFINE_config_file("config", None, "", flag_values=values, sys_argv=argv)
+    values(argv)
+    return config_lib.parse(holder.value)
+
+
+def test_defaults_come_back_as_they_are():
+    assert config_lib.parse(config_lib.default_config()) == RunConfig()
+    config_checks.check(RunConfig())
+    config_checks.check(from_flags())
+
+
+def test_every_optional_field_has_a_value_here():
+    assert set(OPTIONAL) == {name for name, value in FIELDS.items() if value is None}
+
+
+def test_every_field_can_be_set_by_a_flag():
+    want = {name: another(name, value) for name, value in FIELDS.items()}
+    text = lambda value: repr(value) if isinstance(value, tuple) else str(value)
+    got = dict(leaves(from_flags(*(f"--config.{name}={text(value)}" for name, value in want.items()))))
+    assert got == want
+    assert {name: type(value) for name, value in got.items()} == {name: type(value) for name, value in want.items()}
+
+
+def test_flags_without_an_equals_sign_and_numbers_as_integers():
+    config = from_flags("--config.task", "lookup", "--config.sampling.temperature=2", "--config.lookup.difficulty=(1, 3)")
+    assert config.task == "lookup" and config.lookup.difficulty == (1.0, 3.0)
+    assert config.sampling.temperature == 2.0 and isinstance(config.sampling.temperature, float)
+
+
+def test_the_config_is_locked():
+    config = config_lib.default_config()
+    with pytest.raises(AttributeError):
+        config.stepz = 3
+    with pytest.raises(AttributeError):
+        config.budget.root = 3
+
+
+def test_names_and_types_are_checked_though_the_lock_is_off():
+    def broken(change):
+        config = config_lib.default_config()
+        with config.unlocked(), config.ignore_type():
+            change(config)
+        with pytest.raises(ConfigError) as error:
+            config_lib.parse(config)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    def drop(config):
+        del config.budget["roots"]
+
+    assert "config.stepz is not a setting; config has task, strategy" in broken(lambda c: c.update(stepz=3))
+    assert "config.budget.m is not a setting; config.budget has pool, roots" in broken(lambda c: c.budget.update(m=3))
+    assert broken(lambda c: c.update(steps=1.5)) == "config.steps is 1.5, must be of type int"
+    assert broken(lambda c: c.update(steps=True)) == "config.steps is True, must be of type int"
+    assert broken(lambda c: c.update(steps=None)) == "config.steps is None, must be of type int"
+    assert broken(lambda c: c.loss.update(clip_low="a")) == "config.loss.clip_low is 'a', must be of type float"
+    assert broken(lambda c: c.loss.update(rescore=1)) == "config.loss.rescore is 1, must be of type bool"
+    assert broken(lambda c: c.arithmetic.update(difficulty=("a",))).endswith("must be a tuple of numbers")
+    assert broken(lambda c: c.arithmetic.update(difficulty=3)).endswith("difficulty is 3, must be a tuple of numbers")
+    assert broken(drop) == "config.budget.roots is missing; start from trace_jax.config.default_config()"
+
+
+def test_json_holds_every_field():
+    document = json.loads(config_lib.to_json(RunConfig()))
+
+    def flat(value, name=""):
+        if not isinstance(value, dict):
+            return {name: tuple(value) if isinstance(value, list) else value}
+        return {k: v for key, inner in value.items() for k, v in flat(inner, f"{name}.{key}".lstrip(".")).items()}
+
+    assert flat(document) == FIELDS
+
+
+def test_a_resumed_run_may_change_what_does_not_change_a_step():
+    base = RunConfig()
+    longer = dataclasses.replace(
+        base,
+        steps=99,
+        eval=dataclasses.replace(base.eval, prompts=3),
+        checkpoint=dataclasses.replace(base.checkpoint, every=1),
+        logging=dataclasses.replace(base.logging, tensorboard=False),
+    )
+    assert config_lib.fingerprint(longer) == config_lib.fingerprint(base)
+    for change in ({"seed": 1}, {"task": "lookup"}, {"loss": dataclasses.replace(base.loss, clip_low=0.1)}):
+        assert config_lib.fingerprint(dataclasses.replace(base, **change)) != config_lib.fingerprint(base)
+    cosine = dataclasses.replace(base, optimizer=dataclasses.replace(base.optimizer, schedule="warmup_cosine"))
+    # A cosine ends with the run, so its length is part of what a step computes.
+    assert config_lib.fingerprint(dataclasses.replace(cosine, steps=99)) != config_lib.fingerprint(cosine)
+
+
+def test_unknown_fields_are_explained_in_one_line():
+    """The two wordings of ml_collections: reading a field, and setting one of a locked config."""
+    read = r"""'\'budgets\'\nDid you mean "budget" instead of "budgets"?'"""
+    argv = ["main", "--config=c.py", "--config.budgets=3"]
+    assert main_lib._unknown_field(read, argv) == "--config.budgets is not a setting; did you mean budget?"
+    written = """'Key "zzz" does not exist and cannot be added since the config is locked. Other fields present: "{}"'"""
+    line = main_lib._unknown_field(written, ["main", "--config=c.py"])
+    assert line == "zzz is not a setting; trace_jax/config.py lists them all"
+    other = "module 'config_config' has no attribute 'get_config'"
+    assert main_lib._unknown_field(other, []) == f"config file: {other}"
+
+
+BAD_COMMANDS = {
+    "unknown key": (["--config.budget.root=8"], "--config.budget.root is not a setting; did you mean roots?"),
+    "wrong type": (["--config.steps=many"], "flag --config.steps=many: invalid literal for int()"),
+    "impossible": (["--config.budget.roots=1"], "config.budget.roots is 1, must be at least 2"),
+    "no config file": (["--config=configs/absent.py"], "No such file or directory: 'configs/absent.py'"),
+    "no flag": (["steps=3"], "'steps=3' is not a flag; settings are given as --config.NAME=VALUE"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_COMMANDS)
+def test_a_bad_command_is_one_line_and_status_1(case, tmp_path):
+    arguments, message = BAD_COMMANDS[case]
+    command = [sys.executable, "-m", "trace_jax.main", "--config=configs/quickstart.py", f"--workdir={tmp_path / 'w'}"]
+    done = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and message in done.stderr
+    assert done.stderr.count("\n") == 1 and done.stderr.endswith("\n")
+    assert not (tmp_path / "w").exists()

@@ -1,0 +1,171 @@
+"""Every rule has a case that breaks it and nothing else, and a neighbour that does not."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+
+import pytest
+
+from trace_jax import config as config_lib
+from trace_jax import config_checks
+from trace_jax.config import ConfigError
+
+# (settings, what the one line says)
+BROKEN = [
+    ({"task": ""}, "config.task is ''; choose one of arithmetic, lookup"),
+    ({"strategy": "ppo"}, "config.strategy is 'ppo'; choose one of grpo, trace"),
+    ({"budget.unit": "seconds"}, "config.budget.unit is 'seconds'"),
+    ({"optimizer.name": "adam"}, "config.optimizer.name is 'adam'; choose one of adamw, sgd"),
+    ({"optimizer.schedule": "cosine"}, "choose one of constant, warmup_cosine"),
+    ({"loss.advantage": "gae"}, "choose one of grpo, dr_grpo, tree_rpo, tree_grpo"),
+    ({"loss.std_ddof": 2}, "config.loss.std_ddof is 2; choose one of 0, 1"),
+    ({"loss.aggregation": "mean"}, "config.loss.aggregation is 'mean'"),
+    ({"loss.prompt_weight": "leaves"}, "choose one of equal, sequences"),
+    ({"predictor.kind": "none"}, "choose one of critic, policy_head, oracle"),
+    ({"predictor.loss": "mae"}, "choose one of mse, bce"),
+    ({"predictor.weighting": "sqrt"}, "choose one of equal, count"),
+    ({"model.dtype": "float16"}, "choose one of float32, bfloat16"),
+    ({"optimizer.learning_rate": float("nan")}, "config.optimizer.learning_rate is nan, must be finite"),
+    ({"sampling.deadline": float("inf")}, "config.sampling.deadline is inf, must be finite"),
+    ({"arithmetic.difficulty": (1.0, float("inf"))}, "config.arithmetic.difficulty is inf, must be finite"),
+    ({"sampling.temperature": 0.0}, "config.sampling.temperature is 0.0, must be above 0"),
+    ({"optimizer.eps": 0.0}, "config.optimizer.eps is 0.0, must be above 0"),
+    ({"optimizer.clip_norm": 0.0}, "config.optimizer.clip_norm is 0.0, must be above 0"),
+    ({"model.rope_theta": 0.0}, "config.model.rope_theta is 0.0, must be above 0"),
+    ({"sampling.deadline": 0.0}, "config.sampling.deadline is 0.0, must be above 0 or left unset"),
+    ({"optimizer.max_update_norm": -1.0}, "config.optimizer.max_update_norm is -1.0, must be above 0 or left unset"),
+    ({"loss.rescore": True, "loss.tis_cap": 0.0}, "config.loss.tis_cap is 0.0, must be above 0 or left unset"),
+    ({"warm_start.slip_rate": 1.0}, r"config.warm_start.slip_rate is 1.0, must be in \[0, 1\)"),
+    ({"predictor.prefix_share": 1.0}, r"config.predictor.prefix_share is 1.0, must be in \[0, 1\)"),
+    ({"optimizer.b1": 1.0}, "config.optimizer.b1 is 1.0"),
+    ({"optimizer.b2": -0.1}, "config.optimizer.b2 is -0.1"),
+    ({"optimizer.momentum": 1.0}, "config.optimizer.momentum is 1.0"),
+    ({"loss.clip_low": 1.0}, "config.loss.clip_low is 1.0"),
+    # M = 1: a lone rollout has no contrast.
+    ({"budget.roots": 1}, "config.budget.roots is 1, must be at least 2"),
+    ({"budget.max_per_prompt": 1}, "config.budget.max_per_prompt is 1, must be at least 2: a group of one"),
+    # M > pool * cap: 5 prompts with at most 3 rollouts hold 15.
+    ({"budget.pool": 5, "budget.max_per_prompt": 3, "budget.roots": 16}, r"pool \* max_per_prompt = 5 \* 3 = 15; lower"),
+    ({"budget.pool": 9, "budget.max_per_prompt": 2, "budget.roots": 7}, "config.budget.roots is 7, odd"),
+    # 7 root rollouts and 7 * 1 half units are 10.5 units.
+    ({"budget.roots": 7, "budget.continuations_per_root": 1}, "roots . continuations_per_root = 7 is odd"),
+    # N < 0
+    ({"budget.continuations_per_root": -1}, "config.budget.continuations_per_root is -1, must be at least 0"),
+    # 12 + 12 * 2 / 2 = 24 units in groups of 5
+    (
+        {"strategy": "grpo", "budget.roots": 12, "budget.rollouts_per_prompt": 5},
+        "the budget of 24 units .* is not a multiple of config.budget.rollouts_per_prompt 5",
+    ),
+    # 24 units in groups of 4 are 6 groups.
+    (
+        {"strategy": "grpo", "budget.roots": 12, "budget.rollouts_per_prompt": 4, "budget.pool": 5},
+        "config.budget.pool is 5, but 24 units in groups of 4 need 6 prompts",
+    ),
+    ({"budget.unit": "tokens"}, "config.budget.tokens is 0 with unit 'tokens'"),
+    ({"budget.tokens": 9}, "config.budget.tokens is 9 with unit 'rollouts'"),
+    ({"model.context_length": 64, "loss.row_length": 63}, "config.loss.row_length is 63, below model.context_length 64"),
+    ({"mesh.data": 2, "mesh.fsdp": 3, "loss.micro_rows": 8, "predictor.batch_rows": 6, "warm_start.micro_rows": 6},
+     r"config.loss.micro_rows is 8, must be a multiple of mesh.data \* mesh.fsdp = 6"),
+    ({"mesh.fsdp": 4, "predictor.batch_rows": 6}, "config.predictor.batch_rows is 6, must be a multiple"),
+    ({"mesh.fsdp": 4, "warm_start.micro_rows": 6}, "config.warm_start.micro_rows is 6, must be a multiple"),
+    # an empty task
+    ({"arithmetic.difficulty": ()}, r"config.arithmetic.difficulty is \(\); give at least one positive weight"),
+    ({"lookup.difficulty": (0.0, 0.0)}, "config.lookup.difficulty is"),
+    ({"arithmetic.demo_difficulty": (1.0, -1.0)}, "config.arithmetic.demo_difficulty is"),
+    ({"lookup.demo_difficulty": ()}, "config.lookup.demo_difficulty is"),
+    ({"loss.tis_cap": 2.0}, "config.loss.tis_cap needs config.loss.rescore=True"),
+    # 3 steps of 2 epochs and 2 mini-batches are 12 optimiser steps.
+    (
+        {"steps": 3, "loss.epochs": 2, "loss.mini_batches": 2, "optimizer.schedule": "warmup_cosine",
+         "optimizer.warmup_steps": 12},
+        "config.optimizer.warmup_steps is 12, must be below 12, the run's optimiser steps",
+    ),
+]  # fmt: skip
+
+FINE = [
+    {},
+    {"task": "lookup", "strategy": "grpo"},
+    {"steps": 0, "warm_start.steps": 0, "eval.every": 0, "checkpoint.every": 0},
+    {"budget.roots": 2, "budget.continuations_per_root": 0},
+    {"budget.pool": 5, "budget.max_per_prompt": 3, "budget.roots": 15},
+    {"budget.roots": 7, "budget.continuations_per_root": 2},
+    {"strategy": "grpo", "budget.roots": 12, "budget.rollouts_per_prompt": 4, "budget.pool": 6},
+    {"budget.unit": "tokens", "budget.tokens": 9},
+    {"strategy": "grpo", "budget.unit": "tokens", "budget.tokens": 9, "budget.rollouts_per_prompt": 5},
+    {"arithmetic.difficulty": (0.0, 1.0)},
+    {"model.context_length": 64, "loss.row_length": 64},
+    {"loss.rescore": True, "loss.tis_cap": 2.0},
+    {"sampling.deadline": 1.5, "optimizer.max_update_norm": 0.1, "optimizer.momentum": 0.0, "loss.clip_low": 0.0},
+    {"mesh.data": 2, "mesh.fsdp": 4, "loss.micro_rows": 8, "predictor.batch_rows": 8, "warm_start.micro_rows": 16},
+    {"steps": 3, "loss.epochs": 2, "loss.mini_batches": 2, "optimizer.schedule": "warmup_cosine",
+     "optimizer.warmup_steps": 11},
+]  # fmt: skip
+
+# Numbers with a lower limit: (limit, fields).
+AT_LEAST = {
+    0: "seed steps eval.every eval.seed checkpoint.every warm_start.steps warm_start.seed predictor.warmup_prompts"
+    " predictor.warmup_steps budget.continuations_per_root loss.kl_coef loss.clip_high optimizer.learning_rate"
+    " optimizer.warmup_steps optimizer.weight_decay predictor.learning_rate warm_start.learning_rate",
+    1: "budget.pool sampling.max_turn_tokens sampling.max_observation_tokens sampling.concurrency engine.slots"
+    " engine.cache_rows engine.prefill_chunk engine.decode_steps eval.prompts eval.samples checkpoint.keep loss.epochs"
+    " loss.mini_batches loss.micro_rows loss.logit_chunk predictor.epochs predictor.batch_rows"
+    " predictor.warmup_rollouts predictor.replay_steps predictor.oracle_rollouts predictor.oracle_continuations"
+    " predictor.hidden_size predictor.num_layers predictor.num_heads predictor.mlp_size warm_start.demonstrations"
+    " warm_start.distinct warm_start.micro_rows mesh.data mesh.fsdp mesh.tensor",
+    2: "budget.roots budget.rollouts_per_prompt model.context_length",
+}
+LIMITS = [(limit, name) for limit, names in AT_LEAST.items() for name in names.split()]
+
+
+def with_settings(changes):
+    """The defaults with some fields changed by their dotted names."""
+    config = config_lib.default_config()
+    for name, value in changes.items():
+        *sections, field = name.split(".")
+        section = config
+        for part in sections:
+            section = section[part]
+        section[field] = value
+    return config_lib.parse(config)
+
+
+@pytest.mark.parametrize("changes, message", BROKEN, ids=lambda value: str(value)[:60])
+def test_a_broken_rule_is_one_line(changes, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        config_checks.check(with_settings(changes))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("limit, name", LIMITS)
+def test_one_below_a_lower_limit(limit, name):
+    with pytest.raises(ConfigError, match=f"config.{name} is {limit - 1}(.0)?, must be at least {limit}$"):
+        config_checks.check(with_settings({name: limit - 1}))
+
+
+@pytest.mark.parametrize("changes", FINE, ids=str)
+def test_what_works_is_returned(changes):
+    config = with_settings(changes)
+    assert config_checks.check(config) is config
+
+
+def test_every_rule_has_a_case():
+    """Breaks each rule once under a tracer: no line that yields a problem stays unseen."""
+    rules = {node.lineno for node in ast.walk(ast.parse(inspect.getsource(config_checks))) if isinstance(node, ast.Yield)}
+    cases = [with_settings(changes) for changes, _ in BROKEN] + [with_settings({"seed": -1})]
+    seen, before = set(), sys.gettrace()
+
+    def tracer(frame, event, argument):
+        if frame.f_code.co_filename == config_checks.__file__:
+            seen.add(frame.f_lineno)
+            return tracer
+
+    sys.settrace(tracer)
+    try:
+        for config in cases:
+            with pytest.raises(ConfigError):
+                config_checks.check(config)
+    finally:
+        sys.settrace(before)
+    assert rules <= seen, f"config_checks.py: no case breaks the rules of lines {sorted(rules - seen)}"
