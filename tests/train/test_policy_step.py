@@ -246,13 +246,18 @@ def test_mini_batches_and_epochs():
     trainer = _trainer()
     got, metrics = trainer.update(trainer.adopt(_params()), batch, plan, np.random.default_rng(7))
     assert metrics["train/optimizer_steps"] == 6 == int(got.step)
-    rng, state = np.random.default_rng(7), trainer.adopt(_params())
+    rng, state, single = np.random.default_rng(7), trainer.adopt(_params()), []
     for _ in range(2):
         for part in np.array_split(rng.permutation(count), 3):
             rows = {f.name: getattr(batch, f.name)[part] for f in dataclasses.fields(batch)}
             rows |= {name: 3 * rows[name] for name in ("adv_pos", "adv_neg")}
-            state, _ = trainer.update(state, type(batch)(**rows), Plan(), np.random.default_rng(0))
+            state, one = trainer.update(state, type(batch)(**rows), Plan(), np.random.default_rng(0))
+            single.append(one)
     _close(got.params, state.params)
+    for name in ("train/loss", "train/grad_norm", "train/update_norm"):
+        np.testing.assert_allclose(metrics[name], np.mean([one[name] for one in single]), rtol=1e-4)
+    for name in ("train/logprob_gap_mean", "train/logprob_gap_max"):  # of the policy that sampled, so the first step's
+        np.testing.assert_allclose(metrics[name], single[0][name], rtol=1e-5)
     again, _ = trainer.update(trainer.adopt(_params()), batch, plan, np.random.default_rng(7))
     jax.tree.map(np.testing.assert_array_equal, again, got)
     other, _ = trainer.update(trainer.adopt(_params()), batch, plan, np.random.default_rng(8))
@@ -320,3 +325,24 @@ def test_row_logprobs_follow_prev_across_packed_rollouts():
             np.testing.assert_allclose(got[b, start + 1 : stop], want, atol=1e-5)
             found += 1
     assert found == len(query.leaves(TREES[0]))
+
+
+def test_row_logprobs_at_a_fork():
+    """A tree in one row: prompt a b c, then two branches d e and f g that both follow c.
+
+    index   0 1 2 3 4 5 6        pos and prev count along the own path: f (index 5) is at depth 3 and predicted at c
+    token   a b c d e f g        (index 2); nobody after index 4 sees d and e, whose subtree ends there.
+    """
+    token = np.array([[1, 4, 2, 7, 9, 3, 12]], np.int32)
+    rows = {
+        "token": token,
+        "pos": np.array([[0, 1, 2, 3, 4, 3, 4]], np.int32),
+        "prev": np.array([[-1, 0, 1, 2, 3, 2, 5]], np.int32),
+        "end": np.array([[7, 7, 7, 5, 5, 7, 7]], np.int32),
+    }
+    logprobs = jax.jit(functools.partial(policy_step.row_logprobs, MODEL, temperature=TEMPERATURE, chunk=7))
+    got, _ = logprobs(_params(), rows)
+    branches = np.stack([np.pad(token[0, [0, 1, 2, *branch]], (0, 27)) for branch in ((3, 4), (5, 6))])
+    first, second = np.asarray(_dense_logprobs(_params(), jnp.asarray(branches)))[:, :4]
+    np.testing.assert_allclose(got[0, 1:5], first, atol=1e-5)
+    np.testing.assert_allclose(got[0, 5:], second[2:], atol=1e-5)

@@ -121,7 +121,7 @@ def test_one_batch_is_one_gradient_step_on_the_weighted_mean(loss, weighting):
 
 
 def test_every_example_is_seen_once_an_epoch():
-    trainer, examples = _trainer(), _examples(50)
+    trainer, examples, neighbours = _trainer(), _examples(50), []
     for seed in (0, 1):
         batches = list(trainer._epoch(examples, np.random.default_rng(seed)))
         assert all(batch["token"].shape == (ROWS, LENGTH) for batch in batches)
@@ -133,6 +133,8 @@ def test_every_example_is_seen_once_an_epoch():
         assert seen == sorted((tuple(p), t) for p, t in zip(examples.prefixes, examples.target, strict=True))
         filled = [int(np.sum(np.any(b["end"] > 0, axis=1))) for b in batches]
         assert max(filled) - min(filled) <= 1
+        neighbours.append({row.tobytes() for b in batches for row in b["token"]})
+    assert neighbours[0] != neighbours[1]  # an epoch packs other examples together than the one before
 
 
 def test_order_comes_from_the_generator():

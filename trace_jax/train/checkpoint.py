@@ -60,7 +60,7 @@ class Checkpointer:
         return self._manager.latest_step()
 
     def save(self, snapshot: Snapshot) -> None:
-        """Starts writing; returns when the arrays are copied, so that the caller may donate them.
+        """Starts writing; returns when all is copied, so that the caller may donate or change the arrays.
 
         Saving the newest step again does nothing. Raises CheckpointError if this or the previous write failed.
         """
@@ -80,7 +80,7 @@ class Checkpointer:
             "document": ocp.args.JsonSave(_json(document, "document")),
         }
         if full:  # orbax stores neither an empty tree nor an array of size 0
-            items["host"] = ocp.args.StandardSave({name: np.array(value) for name, value in full.items()})
+            items["host"] = ocp.args.StandardSave(full)
         try:
             saved = self._manager.save(snapshot.step, args=ocp.args.Composite(**items))
         except Exception as error:

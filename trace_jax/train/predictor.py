@@ -65,13 +65,11 @@ class LearnedPredictor:
             calls, self._queue = self._queue, []
             try:
                 scores = await asyncio.to_thread(self._forward, [rows for rows, _ in calls])
-            except BaseException as error:
+            except Exception as error:  # every caller of this pass must hear of it, or it would wait for ever
                 for _, future in calls:
                     if not future.done():
                         future.set_exception(RuntimeError(f"the predictor could not score: {error!r}"))
-                if isinstance(error, Exception):
-                    continue
-                raise
+                continue
             for (_, future), score in zip(calls, scores, strict=True):
                 if not future.done():
                     future.set_result(score)
