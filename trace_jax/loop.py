@@ -173,9 +173,13 @@ def make_batch(config: RunConfig, trees: list[RolloutTree]) -> PackedBatch:
 
 
 async def evaluate_run(run: Run, on_progress: OnProgress | None = None) -> Evaluation:
-    """Success on the held-out prompts, with the same prompts and noise whenever it is called."""
+    """Success on the held-out prompts, with the same prompts and noise whenever it is called.
+
+    Afterwards the engine's prefix cache is empty again, so that the next step counts the same cached tokens whether it
+    follows an evaluation or a restart.
+    """
     settings = run.config.eval
-    return await evaluate(
+    result = await evaluate(
         run.engine,
         run.environment,
         run.prompts("eval", 0, settings.prompts),
@@ -184,6 +188,8 @@ async def evaluate_run(run: Run, on_progress: OnProgress | None = None) -> Evalu
         concurrency=run.config.sampling.concurrency,
         on_progress=on_progress,
     )
+    await publish(run)
+    return result
 
 
 async def warm_up_predictor(run: Run) -> dict[str, float]:
