@@ -85,7 +85,8 @@ def test_every_field_can_be_set_by_a_flag():
 
 
 def test_flags_without_an_equals_sign_and_numbers_as_integers():
-    config = from_flags("--config.task", "lookup", "--config.sampling.temperature=2", "--config.lookup.difficulty=(1, 3)")
+    arguments = ("--config.task", "lookup", "--config.sampling.temperature=2", "--config.lookup.difficulty=(1, 3)")
+    config = from_flags(*arguments)
     assert config.task == "lookup" and config.lookup.difficulty == (1.0, 3.0)
     assert config.sampling.temperature == 2.0 and isinstance(config.sampling.temperature, float)
 
@@ -156,7 +157,7 @@ def test_unknown_fields_are_explained_in_one_line():
     read = r"""'\'budgets\'\nDid you mean "budget" instead of "budgets"?'"""
     argv = ["main", "--config=c.py", "--config.budgets=3"]
     assert main_lib._unknown_field(read, argv) == "--config.budgets is not a setting; did you mean budget?"
-    written = """'Key "zzz" does not exist and cannot be added since the config is locked. Other fields present: "{}"'"""
+    written = """'Key "zzz" does not exist and cannot be added since the config is locked. Other fields: "{}"'"""
     line = main_lib._unknown_field(written, ["main", "--config=c.py"])
     assert line == "zzz is not a setting; trace_jax/config.py lists them all"
     other = "module 'config_config' has no attribute 'get_config'"

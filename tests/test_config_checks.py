@@ -47,7 +47,7 @@ BROKEN = [
     ({"budget.roots": 1}, "config.budget.roots is 1, must be at least 2"),
     ({"budget.max_per_prompt": 1}, "config.budget.max_per_prompt is 1, must be at least 2: a group of one"),
     # M > pool * cap: 5 prompts with at most 3 rollouts hold 15.
-    ({"budget.pool": 5, "budget.max_per_prompt": 3, "budget.roots": 16}, r"pool \* max_per_prompt = 5 \* 3 = 15; lower"),
+    ({"budget.pool": 5, "budget.max_per_prompt": 3, "budget.roots": 16}, r"pool \* max_per_prompt = 5 \* 3 = 15"),
     ({"budget.pool": 9, "budget.max_per_prompt": 2, "budget.roots": 7}, "config.budget.roots is 7, odd"),
     # 7 root rollouts and 7 * 1 half units are 10.5 units.
     ({"budget.roots": 7, "budget.continuations_per_root": 1}, "roots . continuations_per_root = 7 is odd"),
@@ -65,7 +65,7 @@ BROKEN = [
     ),
     ({"budget.unit": "tokens"}, "config.budget.tokens is 0 with unit 'tokens'"),
     ({"budget.tokens": 9}, "config.budget.tokens is 9 with unit 'rollouts'"),
-    ({"model.context_length": 64, "loss.row_length": 63}, "config.loss.row_length is 63, below model.context_length 64"),
+    ({"model.context_length": 64, "loss.row_length": 63}, "loss.row_length is 63, below model.context_length 64"),
     ({"mesh.data": 2, "mesh.fsdp": 3, "loss.micro_rows": 8, "predictor.batch_rows": 6, "warm_start.micro_rows": 6},
      r"config.loss.micro_rows is 8, must be a multiple of mesh.data \* mesh.fsdp = 6"),
     ({"mesh.fsdp": 4, "predictor.batch_rows": 6}, "config.predictor.batch_rows is 6, must be a multiple"),
@@ -152,7 +152,8 @@ def test_what_works_is_returned(changes):
 
 def test_every_rule_has_a_case():
     """Breaks each rule once under a tracer: no line that yields a problem stays unseen."""
-    rules = {node.lineno for node in ast.walk(ast.parse(inspect.getsource(config_checks))) if isinstance(node, ast.Yield)}
+    nodes = ast.walk(ast.parse(inspect.getsource(config_checks)))
+    rules = {node.lineno for node in nodes if isinstance(node, ast.Yield)}
     cases = [with_settings(changes) for changes, _ in BROKEN] + [with_settings({"seed": -1})]
     seen, before = set(), sys.gettrace()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import json
 import os
 import shutil
@@ -107,7 +108,7 @@ def oracle(folder):
 
 @pytest.fixture(scope="module")
 def grpo(folder):
-    return finished(folder, "grpo", {"strategy": "grpo"})
+    return finished(folder, "grpo", {"strategy": "grpo", "logging.tensorboard": True})
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +142,8 @@ def test_what_a_run_writes(done):
         assert ROLLOUT | TIME | TRAIN <= set(row)
         assert EVAL <= names(row) if row["step"] in (2, 4) else not EVAL & set(row)
         assert all(isinstance(value, (int, float)) or value is None for value in row.values())
-    assert sorted(path.name for path in (done.workdir / "checkpoints").iterdir()) == ["00000002", "00000004", "format.json"]
-    assert not (done.workdir / "tensorboard").exists()
+    assert sorted(os.listdir(done.workdir / "checkpoints")) == ["00000002", "00000004", "format.json"]
+    assert (done.workdir / "tensorboard").exists() == done.config.logging.tensorboard
 
 
 def test_a_run_learns_something(done):
@@ -238,6 +239,33 @@ def test_concurrency_changes_no_number(critic, folder):
     free = ("rollout/cached_tokens", "rollout/prefilled_tokens")
     assert timeless(narrow.rows, *free) == timeless(critic.rows, *free)
     assert bits(narrow.parts) == bits(critic.parts)
+
+
+MESH_SCRIPT = """
+import sys
+from pathlib import Path
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+from tests.tiny_run import bits, go, settings
+changes = {"mesh.fsdp": 2, "warm_start.cache": sys.argv[1], "eval.every": 0, "steps": 2}
+first = go(settings(changes), Path(sys.argv[2]))
+assert len(first.parts.policy.params["embed"]["embedding"].sharding.device_set) == 2
+second = go(settings(changes | {"steps": 4}), Path(sys.argv[2]))
+for parts in (first.parts, second.parts):
+    print(parts.step, parts.engine.compiles(), parts.trainer.compiles(), parts.learned.trainer.compiles())
+"""
+
+
+def test_a_mesh_of_two_devices(folder):
+    """Sharded parameters are trained, saved, restored and served, and still nothing compiles twice."""
+    arguments = [sys.executable, "-c", MESH_SCRIPT, str(folder / "warm_mesh"), str(folder / "mesh")]
+    process = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    once = (
+        "{'copy': 2, 'prefill': 1, 'decode': 1} {'accumulate': 1, 'apply': 1, 'score': 1} {'score': 1, 'update': 1}"
+    )
+    assert f"2 {once}" in process.stdout and f"4 {once}" in process.stdout
+    assert [row["step"] for row in read_jsonl(folder / "mesh" / "metrics.jsonl")] == [0, 1, 2, 3, 4]
 
 
 def test_every_setting_is_read(critic, stateful, oracle, grpo, lookup):
@@ -392,15 +420,19 @@ def test_a_checkpoint_of_another_config_is_refused_untouched(critic):
 
 
 def test_the_command_says_so_in_one_line(critic, folder):
-    arguments = command(folder, critic.workdir, seed=5)
-    process = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert process.returncode == 1 and process.stdout == ""
-    assert process.stderr.startswith("error: checkpoint: step 4 in ") and "seed is 0 there, 5 here" in process.stderr
-    assert process.stderr.count("\n") == 1
+    """Another config, and the right one with a damaged checkpoint: no traceback, though readers leave some behind."""
+    workdir = folder / "damaged"
+    shutil.copytree(critic.workdir, workdir)
+    os.truncate(workdir / "checkpoints" / "00000004" / "arrays" / "manifest.ocdbt", 7)
+    for change, message in (({"seed": 5}, "seed is 0 there, 5 here"), ({}, "cannot be read")):
+        arguments = command(folder, workdir, **change)
+        process = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert process.returncode == 1 and process.stderr.count("\n") == 1
+        assert process.stderr.startswith("error: checkpoint: step 4 in ") and message in process.stderr
 
 
-# Reads that fail leave callbacks behind in orbax's own event loop; Python reports them when they are collected.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+# Reads that fail leave callbacks and coroutines behind in orbax's event loop; Python reports them when it collects.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
 @pytest.mark.parametrize("part", ["document/metadata", "arrays/manifest.ocdbt"])
 def test_a_damaged_checkpoint(critic, folder, part):
     workdir = folder / f"damaged_{part.split('/')[0]}"
@@ -409,6 +441,8 @@ def test_a_damaged_checkpoint(critic, folder, part):
     with pytest.raises(CheckpointError, match="step 4 in .* cannot be read .* to resume from step 2") as error:
         run_lib.run(critic.config, workdir)
     one_line(error)
+    del error
+    gc.collect()
     shutil.rmtree(workdir / "checkpoints" / "00000004")
     again = go(critic.config, workdir)  # as the message advises
     assert timeless(again.rows) == timeless(critic.rows) and bits(again.parts) == bits(critic.parts)
@@ -431,6 +465,16 @@ def test_a_workdir_that_is_a_file(folder):
     (folder / "file").write_text("")
     with pytest.raises(ConfigError, match="--workdir: .*File exists") as error:
         run_lib.run(tiny(folder), folder / "file")
+    one_line(error)
+
+
+def test_weights_and_biases_that_are_not_installed(monkeypatch, critic, folder):
+    def absent(*_, **__):
+        raise ImportError("metrics: wandb is not installed; run `pip install 'trace_jax[wandb]'`")
+
+    monkeypatch.setattr(run_lib, "WandbWriter", absent)
+    with pytest.raises(ConfigError, match="config.logging.wandb_project: metrics: wandb is not installed") as error:
+        run_lib.run(tiny(folder, {"logging.wandb_project": "trace"}), folder / "wandb")
     one_line(error)
 
 
@@ -512,6 +556,6 @@ def test_a_damaged_warm_start_says_what_to_delete(critic, folder, tmp_path):
     os.truncate(tmp_path / "warm" / "arithmetic" / "trace_jax.safetensors", 100)
     record = tmp_path / "warm" / "arithmetic" / "warm_start.json"
     assert record.exists()
-    with pytest.raises(ConfigError, match="warm start: .*safetensors cannot be read .*, or delete that folder") as error:
+    with pytest.raises(ConfigError, match="warm start: .* cannot be read .*, or delete that folder") as error:
         run_lib.run(tiny(folder, {"warm_start.cache": str(tmp_path / "warm")}), tmp_path / "run")
     one_line(error)

@@ -92,9 +92,11 @@ def _first_params(
         except ValueError as error:
             raise ConfigError(f"config.model.path: {error}") from error
     folder = setup_run.warm_start_folder(config, workdir)
+    task_settings = dataclasses.asdict(getattr(config, config.task))
+    del task_settings["difficulty"]  # of rollouts; demonstrations have their own
     record = {
         "task": config.task,
-        "task_settings": dataclasses.asdict(getattr(config, config.task)),
+        "task_settings": task_settings,
         "model": dataclasses.asdict(model),
         "warm_start": {k: v for k, v in dataclasses.asdict(config.warm_start).items() if k != "cache"},
         "row_length": config.loss.row_length,

@@ -7,10 +7,13 @@ Saving is asynchronous and atomic: a step's folder appears under its name only w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import logging
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +136,8 @@ class Checkpointer:
 
     def _read(self, step: int, **items: Any) -> Any:
         try:
-            return self._manager.restore(step, args=ocp.args.Composite(**items))
+            with _muted():
+                return self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:  # orbax, tensorstore and json each raise their own
             raise CheckpointError(self._damaged(step, _brief(error))) from error
 
@@ -176,6 +180,22 @@ def rng_from_state(state: Mapping[str, Any]) -> np.random.Generator:
     rng = np.random.default_rng(0)
     rng.bit_generator.state = dict(state)
     return rng
+
+
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    """Keeps a read that fails from being reported many times: its other parts end later, on a loop that is closed by
+    then, and each would print a traceback. So after a failure this stays as it is."""
+    hook, log = sys.unraisablehook, logging.getLogger("asyncio")
+    sys.unraisablehook = lambda unraisable: None if "loop is closed" in str(unraisable.exc_value) else hook(unraisable)
+    log.addFilter(_is_no_leftover)
+    yield
+    sys.unraisablehook = hook
+    log.removeFilter(_is_no_leftover)
+
+
+def _is_no_leftover(record: logging.LogRecord) -> bool:
+    return "exception was never retrieved" not in record.getMessage()
 
 
 def _claim(folder: Path) -> None:
