@@ -1,0 +1,1 @@
+"""GRPO against TRACE on the small tasks."""
