@@ -35,6 +35,8 @@ from trace_jax.train.state import TrainState
 from trace_jax.tree import aggregate, grow, metrics, pack
 from trace_jax.types import PackedBatch, Prompt, RolloutTree, Stage
 
+_PROMPTS_PER_SEED = 10_000_000  # far more than a run draws
+
 
 @dataclasses.dataclass
 class Learned:
@@ -89,7 +91,7 @@ class Run:
 async def train_step(run: Run, on_progress: OnProgress | None = None) -> dict[str, float]:
     """Runs one step, changes `run` at its end only, and returns the step's metrics."""
     config, clock = run.config, _Clock()
-    prompts = run.prompts("train", run.cursor, config.budget.pool)
+    prompts = run.training_prompts(config.budget.pool)
     strategy, predictor = _strategy(run), _predictor(run)
     evictions, scores = run.engine.evictions, None
     if strategy.needs_predictor:
@@ -195,7 +197,7 @@ async def evaluate_run(run: Run, on_progress: OnProgress | None = None) -> Evalu
 async def warm_up_predictor(run: Run) -> dict[str, float]:
     """Fits the predictor to rollouts of the first policy, outside the budget (ours; off in the paper)."""
     settings = run.config.predictor
-    prompts = run.prompts("train", run.cursor, settings.warmup_prompts)
+    prompts = run.training_prompts(settings.warmup_prompts)
     run.cursor += len(prompts)
     collected = await sample_batch(
         run.engine,
