@@ -75,6 +75,10 @@ class Run:
             salt=str(self.step),
         )
 
+    def training_prompts(self, count: int) -> list[Prompt]:
+        """The next `count` training prompts; every seed has a stretch of the data of its own."""
+        return self.prompts("train", self.config.seed * _PROMPTS_PER_SEED + self.cursor, count)
+
     def prompts(self, split: str, start: int, count: int) -> list[Prompt]:
         """Prompts start .. start + count - 1 of a split. ConfigError for one that leaves no room for an answer."""
         task, limit = self.environment.task, self.limits.context_length
