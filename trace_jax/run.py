@@ -17,7 +17,7 @@ from trace_jax.assemble import assemble
 from trace_jax.config import ConfigError, RunConfig
 from trace_jax.eval.evaluate import Evaluation
 from trace_jax.loop import Run
-from trace_jax.report import console
+from trace_jax.report import closing, console
 from trace_jax.rollout.scheduler import Progress
 from trace_jax.train.checkpoint import Checkpointer
 from trace_jax.train.metrics import JsonlWriter, TensorBoardWriter, WandbWriter, Writers, read_jsonl
@@ -179,36 +179,15 @@ def _writers(config: RunConfig, workdir: Path, resume_step: int) -> Writers:
 
 def _close(config: RunConfig, workdir: Path) -> None:
     """The closing table and the commands to try next."""
-    rows = _rows(workdir)
-    evaluated = [row for row in rows if "eval/success" in row]
-    steps = [row for row in rows if "rollout/success" in row]
-    if not steps or not evaluated:
+    table = closing.summary(_rows(workdir), f"{config.eval.prompts} prompts x {config.eval.samples}")
+    if not table:
         return
-    mean = lambda name, part: sum(row[name] for row in part) / len(part)
-    total = lambda name: sum(row[name] for row in steps)
-    success = lambda row: f"{row['eval/success']:.3f} ± {row['eval/standard_error'] or 0:.3f}"
-    third = max(len(steps) // 3, 1)
-    table = [
-        (
-            f"held-out success ({config.eval.prompts} prompts x {config.eval.samples})",
-            success(evaluated[0]),
-            success(evaluated[-1]),
-        ),
-        (
-            f"effective ratio (first and last {third} steps)",
-            f"{mean('rollout/effective_ratio', steps[:third]):.2f}",
-            f"{mean('rollout/effective_ratio', steps[-third:]):.2f}",
-        ),
-        ("tokens generated in training", "", f"{total('rollout/generated_tokens'):,}"),
-        ("seconds in training steps", "", f"{total('time/step'):.1f}"),
-    ]
-    print("\n" + console.closing_table(table))
     command = "python -m trace_jax.main --config=configs/quickstart.py"
     print(
-        f"\nmetrics: {os.path.relpath(workdir / 'metrics.jsonl')}\n\ntry next:\n"
+        f"\n{table}\n\nmetrics: {os.path.relpath(workdir / 'metrics.jsonl')}\n\ntry next:\n"
         f"  {command} --workdir=runs/grpo --config.strategy=grpo\n"
         f"  {command} --workdir=runs/lookup --config.task=lookup\n"
-        f"  tensorboard --logdir={os.path.relpath(workdir.parent)}"
+        f"  pip install tensorboard && tensorboard --logdir={os.path.relpath(workdir.parent)}"
     )
 
 
