@@ -41,36 +41,32 @@ def main() -> None:
         for seed in arguments.seeds.split(","):  # seeds outermost: an early stop leaves complete comparisons
             for task in arguments.tasks.split(","):
                 for strategy in arguments.strategies.split(","):
-                    run_one(Path(arguments.workdir), raw, task, strategy, int(seed), arguments.overrides)
+                    name = f"{task}-{strategy}-{seed}"
+                    flags = [
+                        f"--config={HERE / 'config.py'}:{task},{strategy}",
+                        f"--config.seed={seed}",
+                        f"--config.warm_start.cache={Path(arguments.workdir) / 'warm_start'}",
+                    ]
+                    run_one(Path(arguments.workdir), raw, name, [*flags, *arguments.overrides])
     report.write(raw, raw.parent)
 
 
-def run_one(workdir: Path, raw: Path, task: str, strategy: str, seed: int, overrides: list[str]) -> None:
-    """Runs one training in a process of its own unless its metrics are there already."""
-    name = f"{task}-{strategy}-{seed}"
+def run_one(workdir: Path, raw: Path, name: str, flags: list[str]) -> None:
+    """Runs one training in a process of its own, unless its metrics are there already, and keeps them as raw/NAME."""
     kept = raw / f"{name}.jsonl"
     if kept.exists():
         return
-    folder = workdir / name
-    command = [
-        sys.executable,
-        "-m",
-        "trace_jax.main",
-        f"--config={HERE / 'config.py'}:{task},{strategy}",
-        f"--workdir={folder}",
-        f"--config.seed={seed}",
-        f"--config.warm_start.cache={workdir / 'warm_start'}",
-        *overrides,
-    ]
-    begin = time.time()
-    print(f"{name} ...", flush=True)
+    workdir.mkdir(parents=True, exist_ok=True)
+    raw.mkdir(parents=True, exist_ok=True)
+    folder, begin = workdir / name, time.time()
+    command = [sys.executable, "-m", "trace_jax.main", f"--workdir={folder}", *flags]
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(workdir / "compiled")}
-    with (workdir.mkdir(parents=True, exist_ok=True) or workdir / f"{name}.log").open("w") as log:
+    print(f"{name} ...", flush=True)
+    with (workdir / f"{name}.log").open("w") as log:
         subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=True)
     rows = read_jsonl(folder / "metrics.jsonl")
-    raw.mkdir(parents=True, exist_ok=True)
-    shutil.copy(folder / "metrics.jsonl", kept)
     shutil.copy(folder / "config.json", raw / f"{name}.config.json")
+    shutil.copy(folder / "metrics.jsonl", kept)
     print(f"{name}: success {rows[0]['eval/success']:.3f} -> {rows[-1]['eval/success']:.3f}, {time.time() - begin:.0f} s")
 
 
