@@ -227,3 +227,25 @@ def test_no_weights_and_weights_while_running_are_refused():
         await engine.close()
 
     asyncio.run(main())
+
+
+def test_a_broken_device_ends_the_run_and_a_closed_engine_gives_up():
+    """Not an EngineError: that would label every rollout as failed, and training would go on with zeros."""
+
+    def broken(plan):
+        raise MemoryError("device out of memory")
+
+    async def main(spoil):
+        engine = make_engine()
+        await engine.set_weights(make_params(), 0)
+        if spoil:
+            engine._device.run = broken
+        tasks = [asyncio.create_task(engine.generate(request([2, 3], key=(k,)))) for k in range(6)]
+        if not spoil:
+            await asyncio.sleep(0)
+            await engine.close()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert [type(error) for error in asyncio.run(main(True))] == [MemoryError] * 6
+    closed = asyncio.run(main(False))
+    assert [type(error) for error in closed] == [EngineError] * 6 and "was closed" in str(closed[0])

@@ -73,7 +73,7 @@ class LocalEngine:
         self.weight_version = version
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Samples one turn. Raises EngineError for a request that can never be served."""
+        """Samples one turn. Raises EngineError for a request that can never be served, or when the engine is closed."""
         self._check(request)
         future = asyncio.get_running_loop().create_future()
         self._queue.append((request, future))
@@ -82,9 +82,10 @@ class LocalEngine:
         return await future
 
     async def close(self) -> None:
-        """Stops the worker; requests still running fail."""
+        """Stops the worker; requests still running fail with EngineError."""
         if self._worker is not None:
             self._worker.cancel()
+        self._fail_all(EngineError("the local engine was closed"))
 
     def _check(self, request: GenerateRequest) -> None:
         n, vocabulary = request.tokens.shape[0], self._model.vocab_size
@@ -108,16 +109,19 @@ class LocalEngine:
                 tokens, logprobs = await asyncio.to_thread(self._device.run, plan)
                 self._collect(tokens, logprobs)
                 await asyncio.sleep(0)  # the callers' next turns arrive before the next admission
-        except BaseException as error:
-            self._fail_all(error)
+        except asyncio.CancelledError:
+            self._fail_all(EngineError("the local engine was stopped"))
             raise
+        except Exception as error:
+            # A defect or a broken device must end the run: every waiting request raises it, as nobody awaits this task.
+            self._fail_all(error)
 
-    def _fail_all(self, error: BaseException) -> None:
+    def _fail_all(self, error: Exception) -> None:
         waiting = [future for _, future in self._queue] + [slot.future for slot in self._slots if slot]
         self._queue, self._slots = [], [None] * self.config.slots
         for future in waiting:
             if not future.done():
-                future.set_exception(EngineError(f"the local engine stopped: {error!r}"))
+                future.set_exception(error)
 
     def _drop_cancelled(self) -> None:
         self._queue = [(request, future) for request, future in self._queue if not future.done()]
