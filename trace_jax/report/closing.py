@@ -44,8 +44,8 @@ def _cost(steps: Sequence[Row]) -> str:
     generated, seconds = total("rollout/generated_tokens"), total("time/step")
     cached, prefilled = total("rollout/cached_tokens"), total("rollout/prefilled_tokens")
     return (
-        f"{len(steps)} steps in {seconds:.0f} s: {total('rollout/budget_units'):,.0f} budget units, {generated:,} tokens "
-        f"generated,\n{cached / max(cached + prefilled, 1):.0%} of the histories' tokens served from the prefix cache"
+        f"{len(steps)} steps in {seconds:.0f} s: {total('rollout/budget_units'):,.0f} budget units, "
+        f"{generated:,} tokens generated,\n{cached / max(cached + prefilled, 1):.0%} of the histories' tokens served from the prefix cache"
     )
 
 
