@@ -224,6 +224,16 @@ def test_the_last_checkpoint_is_the_end_of_the_run(done):
     assert bits(restored(done.config, done.workdir)) == bits(done.parts)
 
 
+def test_seeds_draw_their_own_prompts_and_share_the_held_out_ones(critic):
+    def drawn(seed, cursor):
+        parts = dataclasses.replace(critic.parts, config=dataclasses.replace(critic.config, seed=seed), cursor=cursor)
+        return [prompt.uid for prompt in parts.training_prompts(8)], [p.uid for p in parts.prompts("eval", 0, 3)]
+
+    first, next_pool, other = drawn(0, 0), drawn(0, 8), drawn(1, 0)
+    assert first[0] == [f"arithmetic/train/{i}" for i in range(8)]
+    assert len({*first[0], *next_pool[0], *other[0]}) == 24 and first[1] == other[1]
+
+
 def test_equal_weights_are_evaluated_equally(critic):
     async def twice():
         return [await loop.evaluate_run(critic.parts) for _ in range(2)]

@@ -45,7 +45,8 @@ def _cost(steps: Sequence[Row]) -> str:
     cached, prefilled = total("rollout/cached_tokens"), total("rollout/prefilled_tokens")
     return (
         f"{len(steps)} steps in {seconds:.0f} s: {total('rollout/budget_units'):,.0f} budget units, "
-        f"{generated:,} tokens generated,\n{cached / max(cached + prefilled, 1):.0%} of the histories' tokens served from the prefix cache"
+        f"{generated:,} tokens generated,\n"
+        f"{cached / max(cached + prefilled, 1):.0%} of the histories' tokens served from the prefix cache"
     )
 
 
