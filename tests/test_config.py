@@ -145,6 +145,8 @@ def test_a_resumed_run_may_change_what_does_not_change_a_step():
         logging=dataclasses.replace(base.logging, tensorboard=False),
     )
     assert config_lib.fingerprint(longer) == config_lib.fingerprint(base)
+    moved = dataclasses.replace(base, warm_start=dataclasses.replace(base.warm_start, cache="elsewhere"))
+    assert config_lib.fingerprint(moved) == config_lib.fingerprint(base)
     for change in ({"seed": 1}, {"task": "lookup"}, {"loss": dataclasses.replace(base.loss, clip_low=0.1)}):
         assert config_lib.fingerprint(dataclasses.replace(base, **change)) != config_lib.fingerprint(base)
     cosine = dataclasses.replace(base, optimizer=dataclasses.replace(base.optimizer, schedule="warmup_cosine"))

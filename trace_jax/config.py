@@ -248,6 +248,7 @@ def to_json(config: RunConfig) -> str:
 def fingerprint(config: RunConfig) -> dict[str, Any]:
     """The settings that a checkpoint must share with the run that resumes it."""
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in RESUMABLE}
+    del settings["warm_start"]["cache"]  # where it lies does not change what it is
     if config.optimizer.schedule == "warmup_cosine":
         settings["steps"] = config.steps  # the schedule ends with the run
     return settings
