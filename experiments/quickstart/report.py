@@ -127,8 +127,8 @@ def figure(runs: dict[tuple[str, str], dict[int, Rows]], path: Path) -> None:
         for axis, title, unit in zip(row, titles, ("step", "step", "thousand generated tokens", "seconds of steps")):
             axis.set(title=f"{task}: {title}", xlabel=unit)
             axis.grid(alpha=0.3)
-        row[0].set_ylim(0, 1)
-        row[0].legend(frameon=False)
+        row[0].set_ylim(0, 1.12)
+        row[0].legend(frameon=False, loc="upper center", ncols=3, fontsize="small")
     fig.tight_layout()
     fig.savefig(path, dpi=110)
     plt.close(fig)
