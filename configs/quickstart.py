@@ -15,7 +15,8 @@ from trace_jax import config as config_lib
 def get_config():
     """A locked ConfigDict; trace_jax/config.py lists every field."""
     config = config_lib.default_config()
-    config.steps = 80
+    config.steps = 100
+    config.arithmetic.difficulty = (1.0, 2.0, 2.0, 2.0, 1.0)  # 1 to 5 operations
     config.warm_start.steps = 600
     config.warm_start.demonstrations = 36
     config.optimizer.learning_rate = 2e-4

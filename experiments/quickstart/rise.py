@@ -18,7 +18,7 @@ from trace_jax.train.metrics import read_jsonl
 def main() -> None:
     """Runs what is missing and summarises."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--seeds", default="3,4,5")
     parser.add_argument("--workdir", default=str(ROOT / "runs" / "experiments" / "rise"))
     parser.add_argument("--raw", default=str(HERE / "rise"), help="where finished runs' metrics are kept")
     arguments = parser.parse_args()
