@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from experiments import results as results_lib
-from experiments.quickstart.run import HERE, ROOT, run_one
+from experiments.quickstart.run import HERE, run_one
 from trace_jax.train.metrics import read_jsonl
 
 
@@ -19,12 +19,12 @@ def main() -> None:
     """Runs what is missing and summarises."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", default="3,4,5")
-    parser.add_argument("--workdir", default=str(ROOT / "runs" / "experiments" / "rise"))
+    parser.add_argument("--workdir", default="runs/experiments/rise", help="relative to the repository")
     parser.add_argument("--raw", default=str(HERE / "rise"), help="where finished runs' metrics are kept")
     arguments = parser.parse_args()
     raw = Path(arguments.raw)
     for seed in arguments.seeds.split(","):
-        flags = [f"--config={ROOT / 'configs' / 'quickstart.py'}", f"--config.seed={seed}"]
+        flags = ["--config=configs/quickstart.py", f"--config.seed={seed}"]
         run_one(Path(arguments.workdir), raw, f"seed-{seed}", [*flags, f"--config.warm_start.seed={seed}"])
     results_lib.write(raw / "results.json", summarise(raw))
 

@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
-    parser.add_argument("--workdir", default=str(ROOT / "runs" / "experiments" / "quickstart"))
+    parser.add_argument("--workdir", default="runs/experiments/quickstart", help="relative to the repository")
     parser.add_argument("--raw", default=str(HERE / "raw"), help="where finished runs' metrics are kept")
     parser.add_argument("--only-report", action="store_true")
     parser.add_argument("overrides", nargs="*", help="further flags for trace_jax.main, after --")
@@ -43,7 +43,7 @@ def main() -> None:
                 for strategy in arguments.strategies.split(","):
                     name = f"{task}-{strategy}-{seed}"
                     flags = [
-                        f"--config={HERE / 'config.py'}:{task},{strategy}",
+                        f"--config=experiments/quickstart/config.py:{task},{strategy}",
                         f"--config.seed={seed}",
                         f"--config.warm_start.cache={Path(arguments.workdir) / 'warm_start'}",
                     ]
@@ -56,10 +56,11 @@ def run_one(workdir: Path, raw: Path, name: str, flags: list[str]) -> None:
     kept = raw / f"{name}.jsonl"
     if kept.exists():
         return
+    here, workdir = workdir, ROOT / workdir  # the process runs in ROOT and sees relative paths only
     workdir.mkdir(parents=True, exist_ok=True)
     raw.mkdir(parents=True, exist_ok=True)
     folder, begin = workdir / name, time.time()
-    command = [sys.executable, "-m", "trace_jax.main", f"--workdir={folder}", *flags]
+    command = [sys.executable, "-m", "trace_jax.main", f"--workdir={here / name}", *flags]
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(workdir / "compiled")}
     print(f"{name} ...", flush=True)
     with (workdir / f"{name}.log").open("w") as log:
