@@ -48,6 +48,7 @@ def test_the_published_numbers_follow_from_the_raw_metrics(tmp_path, name):
     assert (tmp_path / name).read_text() == (FOLDER / name).read_text()
 
 
-def test_the_published_rise_follows_from_the_raw_metrics(tmp_path):
-    results.write(tmp_path / "results.json", rise.summarise(FOLDER / "rise"))
-    assert (tmp_path / "results.json").read_text() == (FOLDER / "rise" / "results.json").read_text()
+@pytest.mark.parametrize("name", ["rise", "rise_own_warm_start"])
+def test_the_published_rise_follows_from_the_raw_metrics(tmp_path, name):
+    results.write(tmp_path / "results.json", rise.summarise(FOLDER / name))
+    assert (tmp_path / "results.json").read_text() == (FOLDER / name / "results.json").read_text()
