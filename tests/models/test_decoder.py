@@ -21,7 +21,12 @@ VARIANTS = {
     "qwen3": BASE,
     "qwen2": dataclasses.replace(BASE, qk_norm=False, qkv_bias=True, tie_embeddings=False),
     "llama": dataclasses.replace(
-        BASE, qk_norm=False, rope_scaling=Llama3Scaling(factor=4.0, original_max_positions=16), tie_embeddings=False
+        BASE,
+        qk_norm=False,
+        qkv_bias=True,
+        o_bias=True,
+        rope_scaling=Llama3Scaling(factor=4.0, original_max_positions=16),
+        tie_embeddings=False,
     ),
 }
 
@@ -94,6 +99,8 @@ def reference_forward(cfg, params, tokens):
                 weight = np.exp(score - score.max())
                 mixed = (weight / weight.sum()) @ heads["v"][: t + 1, kv]
                 out[t] += mixed @ w["attention"]["o"]["kernel"][n]
+        if cfg.o_bias:
+            out = out + w["attention"]["o"]["bias"]
         x = x + out
         h = norm(x, w["mlp_norm"]["scale"])
         gate = h @ w["mlp"]["gate"]["kernel"]

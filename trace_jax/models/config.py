@@ -21,7 +21,7 @@ class DecoderConfig:
 
     Qwen3: `qk_norm=True, qkv_bias=False`. Qwen2/2.5: `qk_norm=False, qkv_bias=True`.
     Llama: both False, and from 3.1 on `rope_scaling=Llama3Scaling(...)`.
-    The last block of fields says how the same function is computed; it never changes what is computed.
+    The last block of fields says how the same function is computed; it changes no more than rounding.
     """
 
     vocab_size: int
@@ -37,12 +37,14 @@ class DecoderConfig:
     tie_embeddings: bool = True
     qk_norm: bool = True  # RMSNorm over head_dim on queries and keys, before RoPE
     qkv_bias: bool = False
+    o_bias: bool = False  # of the attention's output projection
     max_positions: int = 4096  # tokens of context
 
     scan_layers: bool = False  # lax.scan over stacked layers: compiles a deep model once; slower on a CPU
     remat: bool = False  # recompute each layer in the backward pass
     fuse_projections: bool = False  # one kernel for q, k, v and one for gate, up
-    dtype: str = "float32"  # activations; parameters are float32, norms and softmax always are
+    dtype: str = "float32"  # activations; norms and softmax are float32 always
+    param_dtype: str = "float32"  # parameters; below float32 only where they are frozen
 
     def validate(self) -> DecoderConfig:
         """Raises ValueError for a shape that cannot be built."""

@@ -15,7 +15,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from trace_jax.models.config import DecoderConfig, Llama3Scaling
+from trace_jax.models.config import DecoderConfig
+from trace_jax.models.layers import Kernel, Linear, Norm, apply_rope, rope_table
 
 Params = Any
 KeyValue = tuple[jax.Array, jax.Array]  # keys and values of one layer, each [W, K, S, H]
@@ -23,7 +24,7 @@ _MASKED = -1e30  # finite, so that a row that sees nothing yields numbers and no
 
 
 def init_params(cfg: DecoderConfig, key: jax.Array) -> Params:
-    """Fresh float32 parameters: kernels N(0, 1/fan_in), embeddings N(0, 0.02^2), norms 1, biases 0."""
+    """Fresh parameters in `cfg.param_dtype`: kernels N(0, 1/fan_in), embeddings N(0, 0.02^2), norms 1, biases 0."""
     return nn.meta.unbox(_boxed_init(cfg, key))
 
 
@@ -37,16 +38,23 @@ def param_axes(cfg: DecoderConfig) -> Params:
 
 
 def hidden_states(
-    cfg: DecoderConfig, params: Params, token_BT: jax.Array, pos_BT: jax.Array, end_BT: jax.Array
+    cfg: DecoderConfig,
+    params: Params,
+    token_BT: jax.Array,
+    pos_BT: jax.Array,
+    end_BT: jax.Array,
+    lora: Params = None,
 ) -> jax.Array:
     """Final-norm hidden states [B, T, D] in float32 of packed rows.
 
-    Token q sees token k of its row iff `k <= q and q < end[k]` (see `types.PackedBatch`).
+    Token q sees token k of its row iff `k <= q and q < end[k]` (see `types.PackedBatch`). `lora` is the collection that
+    `lora.collection` makes of adapters; None leaves every layer as its parameters have it.
     """
     index_T = jnp.arange(token_BT.shape[1])
     causal_TT = index_T[None, :] <= index_T[:, None]
     visible_BTT = causal_TT[None] & (index_T[None, :, None] < end_BT[:, None, :])
-    hidden_BTD, _ = Decoder(cfg).apply({"params": params}, token_BT, pos_BT, visible_BTT, None)
+    variables = {"params": params} if lora is None else {"params": params, "lora": lora}
+    hidden_BTD, _ = Decoder(cfg).apply(variables, token_BT, pos_BT, visible_BTT, None)
     return hidden_BTD.astype(jnp.float32)
 
 
@@ -129,6 +137,7 @@ class Decoder(nn.Module):
             cfg.vocab_size,
             cfg.hidden_size,
             dtype=cfg.dtype,
+            param_dtype=cfg.param_dtype,
             embedding_init=nn.with_logical_partitioning(nn.initializers.normal(0.02), ("vocab", "embed")),
             name="embed",
         )
@@ -145,15 +154,15 @@ class Decoder(nn.Module):
                 x_BTD, layer_cache = block(cfg, name=f"layer_{i}")(x_BTD, rope, visible_BTS, layer_cache)
                 new_cache.append(layer_cache)
         if not cfg.tie_embeddings:  # declared here, used through `unembed`, so that logits can be computed in chunks
-            _Kernel((cfg.hidden_size, cfg.vocab_size), ("embed", "vocab"), name="lm_head")()
-        return _Norm(cfg, name="final_norm")(x_BTD), new_cache
+            Kernel((cfg.hidden_size, cfg.vocab_size), ("embed", "vocab"), cfg.param_dtype, name="lm_head")()
+        return _norm(cfg, "final_norm")(x_BTD), new_cache
 
 
 def _scanned(cfg: DecoderConfig):
     block = nn.remat(Block, prevent_cse=False) if cfg.remat else Block
     return nn.scan(
         block,
-        variable_axes={"params": 0},
+        variable_axes={"params": 0, "lora": 0},
         split_rngs={"params": True},
         in_axes=(nn.broadcast, nn.broadcast, nn.broadcast),
         length=cfg.num_layers,
@@ -169,10 +178,10 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x_BTD, rope, visible_BTS, cache):
         h_BTD, cache = Attention(self.cfg, name="attention")(
-            _Norm(self.cfg, name="attention_norm")(x_BTD), rope, visible_BTS, cache
+            _norm(self.cfg, "attention_norm")(x_BTD), rope, visible_BTS, cache
         )
         x_BTD = x_BTD + h_BTD
-        return x_BTD + Mlp(self.cfg, name="mlp")(_Norm(self.cfg, name="mlp_norm")(x_BTD)), cache
+        return x_BTD + Mlp(self.cfg, name="mlp")(_norm(self.cfg, "mlp_norm")(x_BTD)), cache
 
 
 class Attention(nn.Module):
@@ -185,16 +194,16 @@ class Attention(nn.Module):
         cfg = self.cfg
         q_BTNH, k_BTKH, v_BTKH = self._project(x_BTD)
         if cfg.qk_norm:
-            q_BTNH = _Norm(cfg, name="q_norm")(q_BTNH)
-            k_BTKH = _Norm(cfg, name="k_norm")(k_BTKH)
+            q_BTNH = _norm(cfg, "q_norm", "head_dim")(q_BTNH)
+            k_BTKH = _norm(cfg, "k_norm", "head_dim")(k_BTKH)
         q_BTNH, k_BTKH = apply_rope(q_BTNH, rope), apply_rope(k_BTKH, rope)
         k_BKSH, v_BKSH = k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
         if cache is not None:
             k_BKSH, v_BKSH = _write(cache, k_BTKH, v_BTKH)
             cache = (k_BKSH, v_BKSH)
         out_BTNH = _attend(q_BTNH, k_BKSH, v_BKSH, visible_BTS)
-        o = _Kernel((cfg.num_heads, cfg.head_dim, cfg.hidden_size), ("heads", "head_dim", "embed"), fan_in=2, name="o")
-        return jnp.einsum("btnh,nhd->btd", out_BTNH, o().astype(cfg.dtype)), cache
+        shapes = ((cfg.num_heads, cfg.head_dim), (cfg.hidden_size,))
+        return _linear(cfg, *shapes, ("heads", "head_dim", "embed"), bias=cfg.o_bias, name="o")(out_BTNH), cache
 
     def _project(self, x_BTD):
         cfg = self.cfg
@@ -210,30 +219,8 @@ class Attention(nn.Module):
 
     def _heads(self, name, heads, axis, x_BTD):
         cfg = self.cfg
-        return _Heads(heads, cfg.head_dim, axis, cfg.qkv_bias, cfg.dtype, name=name)(x_BTD)
-
-
-class _Heads(nn.Module):
-    """[.., D] -> [.., heads, H], with a bias if asked."""
-
-    heads: int
-    head_dim: int
-    axis: str
-    bias: bool
-    dtype: str
-
-    @nn.compact
-    def __call__(self, x_BTD):
-        shape = (x_BTD.shape[-1], self.heads, self.head_dim)
-        kernel = self.param("kernel", _init(shape[0], ("embed", self.axis, "head_dim")), shape)
-        y = jax.lax.dot_general(
-            x_BTD, kernel.reshape(shape[0], -1).astype(self.dtype), (((x_BTD.ndim - 1,), (0,)), ((), ()))
-        ).reshape(*x_BTD.shape[:-1], self.heads, self.head_dim)
-        if self.bias:
-            zeros = nn.with_logical_partitioning(nn.initializers.zeros, (self.axis, "head_dim"))
-            bias = self.param("bias", zeros, shape[1:]).astype(self.dtype)
-            y = y + bias.reshape((1,) * (y.ndim - 2) + bias.shape)
-        return y
+        shapes = ((cfg.hidden_size,), (heads, cfg.head_dim))
+        return _linear(cfg, *shapes, ("embed", axis, "head_dim"), bias=cfg.qkv_bias, name=name)(x_BTD)
 
 
 class Mlp(nn.Module):
@@ -246,47 +233,20 @@ class Mlp(nn.Module):
         cfg = self.cfg
         d, f = cfg.hidden_size, cfg.mlp_size
         if cfg.fuse_projections:
-            kernel = _Kernel((d, 2, f), ("embed", None, "mlp"), name="gate_up")().astype(cfg.dtype)
-            both = (x_BTD @ kernel.reshape(d, 2 * f)).reshape(*x_BTD.shape[:-1], 2, f)
+            both = _linear(cfg, (d,), (2, f), ("embed", None, "mlp"), name="gate_up")(x_BTD)
             gate, up = both[..., 0, :], both[..., 1, :]
         else:
-            gate = x_BTD @ _Kernel((d, f), ("embed", "mlp"), name="gate")().astype(cfg.dtype)
-            up = x_BTD @ _Kernel((d, f), ("embed", "mlp"), name="up")().astype(cfg.dtype)
-        down = _Kernel((f, d), ("mlp", "embed"), name="down")().astype(cfg.dtype)
-        return (nn.silu(gate) * up) @ down
+            gate = _linear(cfg, (d,), (f,), ("embed", "mlp"), name="gate")(x_BTD)
+            up = _linear(cfg, (d,), (f,), ("embed", "mlp"), name="up")(x_BTD)
+        return _linear(cfg, (f,), (d,), ("mlp", "embed"), name="down")(nn.silu(gate) * up)
 
 
-class _Kernel(nn.Module):
-    """A bare matrix; `fan_in` leading axes are contracted."""
-
-    shape: tuple[int, ...]
-    axes: tuple[str | None, ...]
-    fan_in: int = 1
-
-    @nn.compact
-    def __call__(self):
-        size = 1
-        for n in self.shape[: self.fan_in]:
-            size *= n
-        return self.param("kernel", _init(size, self.axes), self.shape)
+def _linear(cfg: DecoderConfig, inputs, outputs, axes, *, name: str, bias: bool = False) -> Linear:
+    return Linear(inputs, outputs, axes, bias, cfg.dtype, cfg.param_dtype, name=name)
 
 
-class _Norm(nn.Module):
-    """RMSNorm over the last axis: x / sqrt(mean(x^2) + eps) * scale, in float32."""
-
-    cfg: DecoderConfig
-
-    @nn.compact
-    def __call__(self, x):
-        axis = "head_dim" if self.name in ("q_norm", "k_norm") else "embed"
-        scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, (axis,)), x.shape[-1:])
-        x32 = x.astype(jnp.float32)
-        y = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.cfg.rms_norm_eps)
-        return (y * scale.reshape((1,) * (x.ndim - 1) + scale.shape)).astype(self.cfg.dtype)
-
-
-def _init(fan_in: int, axes: tuple[str | None, ...]):
-    return nn.with_logical_partitioning(nn.initializers.normal(fan_in**-0.5), axes)
+def _norm(cfg: DecoderConfig, name: str, axis: str = "embed") -> Norm:
+    return Norm(axis, cfg.rms_norm_eps, cfg.dtype, cfg.param_dtype, name=name)
 
 
 def _write(cache, k_WCKH, v_WCKH) -> KeyValue:
@@ -317,28 +277,3 @@ def _attend(q_BTNH, k_BKSH, v_BKSH, visible_BTS):
     weight = jax.nn.softmax(score, axis=-1).astype(v_BKSH.dtype)
     out_BKGTH = jnp.einsum("bkgts,bksh->bkgth", weight, v_BKSH)
     return out_BKGTH.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
-
-
-def rope_table(cfg: DecoderConfig, pos_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """cos and sin [B, T, H/2] in float32 of the rotary angles pos * theta^(-2i/H), scaled if the config says so."""
-    inverse = cfg.rope_theta ** (-jnp.arange(0, cfg.head_dim, 2, dtype=jnp.float32) / cfg.head_dim)
-    if cfg.rope_scaling is not None:
-        inverse = _llama3(inverse, cfg.rope_scaling)
-    angle = pos_BT.astype(jnp.float32)[:, :, None] * inverse[None, None, :]
-    return jnp.cos(angle), jnp.sin(angle)
-
-
-def _llama3(inverse: jax.Array, scaling: Llama3Scaling) -> jax.Array:
-    """Long wave lengths are stretched by `factor`, short ones kept, those between blended linearly."""
-    wave_length = 2 * jnp.pi / inverse
-    ratio = scaling.original_max_positions / wave_length
-    blend = (ratio - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    blend = jnp.clip(blend, 0.0, 1.0)
-    return (1 - blend) * inverse / scaling.factor + blend * inverse
-
-
-def apply_rope(x_BTNH: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotates the halves (x1, x2) of the last axis: (x1 cos - x2 sin, x2 cos + x1 sin), Hugging Face's layout."""
-    cos, sin = (table[:, :, None, :] for table in rope)
-    x1, x2 = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x_BTNH.dtype)
