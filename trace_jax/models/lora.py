@@ -97,7 +97,7 @@ def _split(cfg: DecoderConfig, name: str, shape: tuple) -> tuple[tuple, tuple, t
 
 
 def _map_kernels(tree: Params, function: Callable[[str, Any], dict]) -> Adapters:
-    """{.., name: {"kernel": x, ..}, ..} -> {.., name: function(name, x), ..} for the linear maps; the rest is left out."""
+    """{.., name: {"kernel": x}, ..} -> {.., name: function(name, x), ..} for the linear maps; the rest is left out."""
     found = {}
     for name, inner in tree.items():
         if name in _INPUT_AXES:

@@ -7,6 +7,7 @@ log-probs that the ratio is taken against stay those from before the first of th
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,9 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trace_jax.models import decoder
+from trace_jax.models import lora as adapters
 from trace_jax.models.config import DecoderConfig
+from trace_jax.models.lora import LoraConfig
 from trace_jax.objectives.logprob import token_logprobs
 from trace_jax.train import rows as rows_lib
 from trace_jax.train import sharding
@@ -36,14 +39,22 @@ _FIELDS = (
 
 
 def row_logprobs(
-    model: DecoderConfig, params: Any, rows: dict[str, jax.Array], *, temperature: float, chunk: int
+    model: DecoderConfig,
+    params: Any,
+    rows: dict[str, jax.Array],
+    *,
+    temperature: float,
+    chunk: int,
+    lora: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """(log-prob [B, T], entropy [B, T]) of each token of packed rows under softmax(logits / temperature).
+
+    `lora` as in `decoder.hidden_states`.
 
     Token i is predicted by the hidden state at `prev[i]`. Where `prev` is -1 nothing predicts it and the two numbers
     mean nothing; such tokens have weight 0.
     """
-    hidden_BTD = decoder.hidden_states(model, params, rows["token"], rows["pos"], rows["end"])
+    hidden_BTD = decoder.hidden_states(model, params, rows["token"], rows["pos"], rows["end"], lora)
     predictor_BTD = jnp.take_along_axis(hidden_BTD, jnp.maximum(rows["prev"], 0)[:, :, None], axis=1)
     kernel_DV = decoder.unembed(model, params)
     return token_logprobs(predictor_BTD, kernel_DV, rows["token"], temperature=temperature, chunk=chunk)
@@ -69,6 +80,9 @@ class Plan:
 class PolicyTrainer:
     """The jitted parts of the policy's update for one model, optimiser, loss and mesh.
 
+    What trains is all parameters, or with `lora` the adapters alone: then the state, its optimiser and its checkpoint
+    hold adapters, and the parameters of `adopt` stay here as they are. `full_params` is the policy that either makes.
+
     States that go in are donated: use the returned one only. Arrays outside a state are never donated.
     """
 
@@ -83,6 +97,7 @@ class PolicyTrainer:
         chunk: int,
         micro_rows: int,
         rescore: bool,
+        lora: LoraConfig | None = None,
     ):
         """Builds the functions; nothing is compiled yet.
 
@@ -93,23 +108,32 @@ class PolicyTrainer:
           micro_rows: rows of a micro-batch, a multiple of the mesh's data x fsdp.
           rescore: the ratio is taken against the trainer's own log-probs from before the update, and the loss also gets
             the engine's as `behaviour_logprob`; otherwise the engine's recorded log-probs are the old ones.
+          lora: adapters to train instead of the parameters.
         """
         self.mesh = mesh
-        self._model, self._optimizer, self._loss = model, optimizer, loss
+        self._model, self._optimizer, self._loss, self._lora = model, optimizer, loss, lora
         self._temperature, self._chunk = temperature, chunk
         self._micro_rows, self._rescore = micro_rows, rescore
-        shapes = jax.eval_shape(lambda: decoder.init_params(model, jax.random.key(0)))
-        self.shardings = sharding.state_shardings(mesh, optimizer, shapes, decoder.param_axes(model))
+        init_params = functools.partial(decoder.init_params, model)
+        init, axes = init_params, decoder.param_axes(model)
+        self.param_shardings = sharding.param_shardings(mesh, jax.eval_shape(init, jax.random.key(0)), axes)
+        if lora is not None:
+            init, axes = functools.partial(adapters.init_adapters, model, lora), adapters.adapter_axes(model)
+        shapes = jax.eval_shape(init, jax.random.key(0))
+        self.shardings = sharding.state_shardings(mesh, optimizer, shapes, axes)
         params, by_row = self.shardings.params, sharding.row_sharding(mesh)
         whole = NamedSharding(mesh, PartitionSpec())
+        frozen = None if lora is None else self.param_shardings
+        self._frozen = None  # the parameters under the adapters
         self._zeros = jax.jit(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), out_shardings=params)
-        self._init_params = jax.jit(lambda key: decoder.init_params(model, key), out_shardings=params)
+        self._init_params = jax.jit(init_params, out_shardings=self.param_shardings)
+        self._init = jax.jit(init, out_shardings=params)
         self._create = jax.jit(lambda params: state_lib.create(params, optimizer), out_shardings=self.shardings)
         self._accumulate = jax.jit(
             self._accumulate_fn,
-            in_shardings=(params, params, by_row, whole),
+            in_shardings=(params, frozen, params, by_row, whole),
             out_shardings=(params, whole),
-            donate_argnums=1,
+            donate_argnums=2,
         )
         # The gradients are not donated here: no output has room for them, jax would only warn.
         self._apply = jax.jit(
@@ -118,21 +142,36 @@ class PolicyTrainer:
             out_shardings=(self.shardings, whole),
             donate_argnums=0,
         )
-        self._score = jax.jit(self._score_fn, in_shardings=(params, by_row), out_shardings=whole)
+        self._score = jax.jit(self._score_fn, in_shardings=(params, frozen, by_row), out_shardings=whole)
+        self._merge = jax.jit(self._merge_fn, in_shardings=(params, frozen), out_shardings=self.param_shardings)
 
     def init(self, key: jax.Array) -> TrainState:
         """A fresh state from a random key; equal keys give equal parameters on every mesh."""
         with jax.set_mesh(self.mesh):
-            return self._create(self._init_params(key))
+            return self.adopt(self._init_params(key))
 
-    def adopt(self, params: Any) -> TrainState:
-        """A fresh optimiser state around a copy of `params` (host or device arrays)."""
+    def adopt(self, params: Any, seed: int = 0) -> TrainState:
+        """A fresh state around `params` (host or device arrays): around a copy, or with LoRA new adapters on top.
+
+        `seed` draws the adapters.
+        """
         with jax.set_mesh(self.mesh):
-            return self._create(jax.device_put(params, self.shardings.params))
+            params = jax.device_put(params, self.param_shardings)
+            if self._lora is None:
+                return self._create(params)
+            self._frozen = params
+            return self._create(self._init(jax.random.key(seed)))
+
+    def full_params(self, params: Any) -> Any:
+        """The parameters of the whole policy that a state's `params` stand for; with LoRA its adapters are merged."""
+        if self._lora is None:
+            return params
+        with jax.set_mesh(self.mesh):
+            return self._merge(params, self._frozen)
 
     def abstract_state(self) -> TrainState:
         """The state's shapes, dtypes and shardings: the template of a restore."""
-        shapes = jax.eval_shape(self._create, jax.eval_shape(self._init_params, jax.random.key(0)))
+        shapes = jax.eval_shape(self._create, jax.eval_shape(self._init, jax.random.key(0)))
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, self.shardings)
 
     def compiles(self) -> dict[str, int]:
@@ -196,7 +235,7 @@ class PolicyTrainer:
         grads, micro = self._zeros(), []
         for group in rows_lib.micro_batches(rows, self._micro_rows):
             placed = sharding.put_rows(self.mesh, group)
-            grads, sums = self._accumulate(state.params, grads, placed, np.float32(scale))
+            grads, sums = self._accumulate(state.params, self._frozen, grads, placed, np.float32(scale))
             micro.append(sums)
         state, norms = self._apply(state, grads)
         return state, {"micro": micro, "norms": norms}
@@ -204,22 +243,28 @@ class PolicyTrainer:
     def _score_rows(self, params: Any, rows: rows_lib.Rows) -> np.ndarray:
         needed = {name: rows[name] for name in ("token", "pos", "prev", "end")}
         groups = rows_lib.micro_batches(needed, self._micro_rows)
-        scores = [self._score(params, sharding.put_rows(self.mesh, group)) for group in groups]
+        scores = [self._score(params, self._frozen, sharding.put_rows(self.mesh, group)) for group in groups]
         return np.concatenate(jax.device_get(scores))[: rows["token"].shape[0]]
 
-    def _forward(self, params: Any, rows: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        return row_logprobs(self._model, params, rows, temperature=self._temperature, chunk=self._chunk)
+    def _forward(self, params: Any, frozen: Any, rows: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        lora = None
+        if self._lora is not None:
+            params, lora = frozen, adapters.collection(self._lora, params)
+        return row_logprobs(self._model, params, rows, temperature=self._temperature, chunk=self._chunk, lora=lora)
 
-    def _score_fn(self, params, rows):
-        logprob_BT, _ = self._forward(params, rows)
+    def _merge_fn(self, params, frozen):
+        return adapters.merge(self._model, self._lora, frozen, params)
+
+    def _score_fn(self, params, frozen, rows):
+        logprob_BT, _ = self._forward(params, frozen, rows)
         return jnp.where(rows["prev"] >= 0, logprob_BT, 0.0)
 
-    def _accumulate_fn(self, params, grads, rows, scale):
+    def _accumulate_fn(self, params, frozen, grads, rows, scale):
         names = [name for name in ("ref_logprob",) if name in rows] + ["behaviour_logprob"] * self._rescore
         trained_BT = rows["weight"] != 0
 
         def scaled_loss(params):
-            logprob_BT, entropy_BT = self._forward(params, rows)
+            logprob_BT, entropy_BT = self._forward(params, frozen, rows)
             old = (rows["old_logprob"], rows["adv_pos"], rows["adv_neg"], rows["weight"])
             loss, pairs = self._loss(logprob_BT, *old, **{name: rows[name] for name in names})
             gap_BT = jnp.where(trained_BT, jnp.abs(logprob_BT - rows["behaviour_logprob"]), 0.0)
