@@ -539,8 +539,8 @@ def test_a_warm_start_is_a_model_folder(model, folder, tmp_path):
     [
         (lambda f: [path.unlink() for path in f.glob("tokenizer*")], "config.model.path: .* holds no tokenizer"),
         (lambda f: (f / "config.json").unlink(), "config.model: model folder .*: config.json cannot be read"),
-        (lambda f: (f / "trace_jax.safetensors").unlink(), "config.model.path: .*safetensors cannot be read"),
-        (lambda f: os.truncate(f / "trace_jax.safetensors", 4000), "config.model.path: .*safetensors cannot be read"),
+        (lambda f: (f / "model.safetensors").unlink(), "config.model.path: .*safetensors cannot be read"),
+        (lambda f: os.truncate(f / "model.safetensors", 4000), "config.model.path: .*safetensors cannot be read"),
         (lambda f: edit(f, vocab_size=5), r"config.model: .*: the tokenizer has \d+ tokens, the model 5"),
         (lambda f: edit(f, max_position_embeddings=31), "context_length is 32, but model folder .* for 31 tokens"),
         (lambda f: edit(f, hidden_size=16), "config.model.path: .* config and weights must belong together"),
@@ -563,7 +563,7 @@ def edit(folder: Path, **changes) -> None:
 
 def test_a_damaged_warm_start_says_what_to_delete(critic, folder, tmp_path):
     shutil.copytree(folder / "warm", tmp_path / "warm")
-    os.truncate(tmp_path / "warm" / "arithmetic" / "trace_jax.safetensors", 100)
+    os.truncate(tmp_path / "warm" / "arithmetic" / "model.safetensors", 100)
     record = tmp_path / "warm" / "arithmetic" / "warm_start.json"
     assert record.exists()
     with pytest.raises(ConfigError, match="warm start: .* cannot be read .*, or delete that folder") as error:

@@ -1,98 +1,181 @@
-"""Model folders: `config.json` in Hugging Face's terms, parameters as safetensors. The tokenizer lies beside them."""
+"""Model folders in Hugging Face's form: `config.json` and safetensors, in and out. The tokenizer lies beside them."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
-from trace_jax.models import decoder
+from trace_jax.models import hf_config, tensor_map, weights
 from trace_jax.models.config import DecoderConfig
 
-_CONFIG, _WEIGHTS = "config.json", "trace_jax.safetensors"
-# our field -> Hugging Face's
-_NAMES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "mlp_size": "intermediate_size",
-    "rope_theta": "rope_theta",
-    "rms_norm_eps": "rms_norm_eps",
-    "tie_embeddings": "tie_word_embeddings",
-    "max_positions": "max_position_embeddings",
-}
-
-
-def save(folder: str | Path, cfg: DecoderConfig, params: Any) -> None:
-    """Writes `config.json` and the parameters of a Qwen3-style decoder; makes the folder if need be."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    document = {"model_type": "qwen3"} | {theirs: getattr(cfg, ours) for ours, theirs in _NAMES.items()}
-    (folder / _CONFIG).write_text(json.dumps(document, indent=2))
-    save_file(_flat(params), folder / _WEIGHTS)
+_ROWS = 4096  # of an embedding, compared at a time
+PADDING_ROWS = 1024  # a vocabulary that is larger than its tokenizer by fewer rows is padded; by more, another's
 
 
 def load_config(folder: str | Path, **execution: Any) -> DecoderConfig:
     """The decoder of a model folder; `execution` sets how it is computed (scan_layers, remat, dtype, ...).
 
-    Raises ValueError where `config.json` is missing, damaged or of another architecture than qwen3.
+    Raises ValueError where `config.json` is missing or damaged, and for what `hf_config.from_document` refuses.
     """
-    path = Path(folder) / _CONFIG
+    path = Path(folder) / weights.CONFIG
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"model folder {folder}: {_CONFIG} cannot be read ({error}); give a folder that holds a model")
-    if not isinstance(document, dict) or document.get("model_type") != "qwen3":
-        raise ValueError(
-            f"model folder {folder}: {_CONFIG} is not of model_type qwen3, the only one that is read; use another"
-        )
-    missing = [theirs for theirs in _NAMES.values() if theirs not in document]
-    if missing:
-        raise ValueError(f"model folder {folder}: {_CONFIG} lacks {', '.join(missing)}; copy the file again")
-    fields = {ours: document[theirs] for ours, theirs in _NAMES.items()}
-    for field in dataclasses.fields(DecoderConfig):
-        value = fields.get(field.name)
-        allowed = {"int": (int,), "float": (int, float), "bool": (bool,)}.get(field.type, ())
-        if field.name in fields and type(value) not in allowed:
-            raise ValueError(
-                f"model folder {folder}: {_NAMES[field.name]} is {value!r} in {_CONFIG}, must be of type {field.type}"
-            )
-    return DecoderConfig(**fields, **execution).validate()
-
-
-def load_params(folder: str | Path, cfg: DecoderConfig) -> Any:
-    """The parameters as numpy arrays. Raises ValueError that names what is missing, extra or of another form."""
-    path = Path(folder) / _WEIGHTS
+        reason = f"{weights.CONFIG} cannot be read ({error})"
+        raise ValueError(f"model folder {folder}: {reason}; give a folder that holds a model") from error
     try:
-        flat = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"model folder {folder}: {_WEIGHTS} cannot be read ({error}); copy the file again")
-    shapes = jax.eval_shape(lambda: decoder.init_params(cfg, jax.random.key(0)))
-    describe = lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}"
-    expected = {_name(path): describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
-    for name in sorted(set(expected) | set(flat)):
-        found = describe(flat[name]) if name in flat else "absent"
-        if expected.get(name, "unknown") != found:
+        return hf_config.from_document(document, **execution)
+    except ValueError as error:
+        raise ValueError(f"model folder {folder}: {error}") from error
+
+
+def load_params(
+    folder: str | Path,
+    cfg: DecoderConfig,
+    *,
+    dtype: str | None = None,
+    shardings: Any = None,
+    with_head: bool = True,
+) -> Any:
+    """The parameters of a model folder in the layout of `cfg`, each block read straight for the device that holds it.
+
+    Host memory stays about one device's block of one parameter.
+
+    Args:
+      dtype: of the parameters, whatever the files' own; `cfg.param_dtype` by default.
+      shardings: a tree of shardings like the parameters; the first device by default.
+      with_head: False leaves out the lm_head of an untied model and ignores the files', for a critic.
+    Raises ValueError that names what is missing, extra, of another shape, damaged or not finite. An lm_head beside tied
+    embeddings must equal them. Buffers that older versions of transformers saved (RoPE frequencies) are ignored.
+    """
+    folder = Path(folder)
+    kind = weights.numpy_dtype(dtype or cfg.param_dtype)
+    views = tensor_map.tensor_map(cfg, with_head=with_head)
+    with weights.Reader(folder) as reader:
+        _check_tensors(folder, reader, views, ignore_head=not with_head)
+        if with_head and cfg.tie_embeddings and tensor_map.HEAD in reader.names():
+            _check_tied(folder, reader)
+        leaves, tree = jax.tree.flatten(views, is_leaf=_is_view)
+        if shardings is None:
+            targets = [jax.sharding.SingleDeviceSharding(jax.local_devices()[0])] * len(leaves)
+        else:
+            targets = tree.flatten_up_to(shardings)
+        return tree.unflatten([_load_leaf(reader, *pair, kind) for pair in zip(leaves, targets, strict=True)])
+
+
+def save(
+    folder: str | Path,
+    cfg: DecoderConfig,
+    params: Any,
+    *,
+    dtype: str = "float32",
+    max_shard_bytes: int = 5 * 2**30,
+    token_ids: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes the files that transformers loads, from parameters in any layout; makes the folder if need be.
+
+    Tensor by tensor, under temporary names (see `weights.write`). Files of the folder that are not the model's stay.
+
+    Args:
+      params: host or device arrays of this process, in the layout of `cfg`.
+      dtype: of the files. float32 of float32 parameters comes back bit by bit.
+      max_shard_bytes: where the next file begins.
+      token_ids: see `hf_config.to_document`.
+    Raises ValueError for a decoder that no Hugging Face architecture computes, and for parameters of another layout.
+    """
+    document = hf_config.to_document(cfg, dtype=dtype, token_ids=token_ids)
+    views, tree = jax.tree.flatten(tensor_map.tensor_map(cfg), is_leaf=_is_view)
+    entries = []
+    for view, leaf in zip(views, tree.flatten_up_to(params), strict=True):
+        if tuple(leaf.shape) != view.shape:
+            raise ValueError(f"parameters have a leaf of shape {tuple(leaf.shape)} where the model has {view.shape}")
+        entries += [(tensor.name, tensor.stored, content) for tensor, content in tensor_map.pieces(view, leaf)]
+    entries.sort(key=lambda entry: _order(entry[0]))
+    weights.write(Path(folder), document, entries, dtype, max_shard_bytes)
+
+
+def check_vocabulary(cfg: DecoderConfig, tokenizer_size: int) -> str | None:
+    """Whether a tokenizer of so many tokens belongs to the model: None if it fits exactly, or one line to show.
+
+    A model may have fewer than `PADDING_ROWS` rows more than its tokenizer has tokens (Qwen2.5 and Qwen3 have 270-400,
+    for even shapes): padding that is never sampled. Raises ValueError for a larger difference, and for a tokenizer
+    with more tokens than the model.
+    """
+    spare = cfg.vocab_size - tokenizer_size
+    if spare < 0 or spare >= PADDING_ROWS:
+        raise ValueError(
+            f"the tokenizer has {tokenizer_size} tokens, the model {cfg.vocab_size}; they must belong together "
+            f"(0 to {PADDING_ROWS - 1} more rows in the model are padding)"
+        )
+    if spare == 0:
+        return None
+    return (
+        f"vocabulary: {spare} of the model's {cfg.vocab_size} rows are padding; ids from {tokenizer_size} are never "
+        "sampled"
+    )
+
+
+def _load_leaf(reader: weights.Reader, view: tensor_map.View, sharding: Any, dtype: np.dtype) -> jax.Array:
+    shape = view.shape
+    read: dict[tuple[tuple[int, int, int], ...], np.ndarray] = {}  # the last block: copies on other devices share it
+
+    def block_at(index: tuple[slice, ...]) -> np.ndarray:
+        bounds = tuple(entry.indices(size) for entry, size in zip(index, shape, strict=True))
+        if bounds not in read:
+            read.clear()
+            block = tuple(slice(start, stop) for start, stop, _ in bounds)
+            out = np.empty([part.stop - part.start for part in block], dtype)
+            tensor_map.fill(view, block, out, lambda tensor, wanted: reader.read(tensor.name, wanted))
+            read[bounds] = out
+        return read[bounds]
+
+    return jax.block_until_ready(jax.make_array_from_callback(shape, sharding, block_at))
+
+
+def _check_tensors(folder: Path, reader: weights.Reader, views: Any, *, ignore_head: bool) -> None:
+    leaves = jax.tree.leaves(views, is_leaf=_is_view)
+    wanted = {tensor.name: tensor for view in leaves for tensor in tensor_map.tensors(view)}
+    found = {name for name in reader.names() if not name.endswith("rotary_emb.inv_freq")}
+    if ignore_head or tensor_map.HEAD not in wanted:
+        found -= {tensor_map.HEAD}
+    remedy = "config and weights must belong together"
+    for problem, names in (("lack", set(wanted) - found), ("have besides the model's", found - set(wanted))):
+        if names:
             raise ValueError(
-                f"model folder {folder}: tensor {name} is {found} there, {expected.get(name, 'unknown')} in the model; "
-                "config and weights must belong together"
+                f"model folder {folder}: the weights {problem} {weights.shortened(sorted(names, key=_order))}; {remedy}"
             )
-    return jax.tree_util.tree_map_with_path(lambda path, _: flat[_name(path)], shapes)
+    for name, tensor in wanted.items():
+        stored, shape = reader.form(name)
+        if shape != tensor.stored or stored not in weights.DTYPES.values():
+            wants = f"{'/'.join(weights.DTYPES.values())} {tensor.stored} in the model"
+            raise ValueError(f"model folder {folder}: tensor {name} is {stored} {shape} there, {wants}; {remedy}")
 
 
-def _flat(params: Any) -> dict[str, np.ndarray]:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {_name(path): np.ascontiguousarray(leaf) for path, leaf in leaves}
+def _check_tied(folder: Path, reader: weights.Reader) -> None:
+    """Compares lm_head and embedding a few rows at a time."""
+    names = (tensor_map.EMBEDDING, tensor_map.HEAD)
+    (rows, columns), other = (reader.form(name)[1] for name in names)
+
+    def same(start: int) -> bool:
+        block = (slice(start, min(start + _ROWS, rows)), slice(0, columns))
+        return np.array_equal(*(reader.read(name, block) for name in names))
+
+    if other != (rows, columns) or not all(map(same, range(0, rows, _ROWS))):
+        raise ValueError(
+            f"model folder {folder}: {tensor_map.HEAD} differs from {tensor_map.EMBEDDING}, but {weights.CONFIG} ties "
+            "them; set tie_word_embeddings to false there"
+        )
 
 
-def _name(path: tuple[Any, ...]) -> str:
-    return ".".join(key.key for key in path)
+def _is_view(node: Any) -> bool:
+    return isinstance(node, tensor_map.View)
+
+
+def _order(name: str) -> tuple[list[int], str]:
+    """Layer 10 comes after layer 9."""
+    return [int(part) for part in name.split(".") if part.isdigit()], name
