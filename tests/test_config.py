@@ -42,6 +42,8 @@ OPTIONAL = {
     "warm_start.cache": "models",
     "optimizer.max_update_norm": 0.25,
     "loss.tis_cap": 2.0,
+    "predictor.path": "models/critic",
+    "predictor.max_tokens": 64,
     "logging.wandb_project": "trace",
 }
 

@@ -37,6 +37,7 @@ BROKEN = [
     ({"sampling.deadline": 0.0}, "config.sampling.deadline is 0.0, must be above 0 or left unset"),
     ({"optimizer.max_update_norm": -1.0}, "config.optimizer.max_update_norm is -1.0, must be above 0 or left unset"),
     ({"loss.rescore": True, "loss.tis_cap": 0.0}, "config.loss.tis_cap is 0.0, must be above 0 or left unset"),
+    ({"predictor.max_tokens": 0}, "config.predictor.max_tokens is 0, must be above 0 or left unset"),
     ({"warm_start.slip_rate": 1.0}, r"config.warm_start.slip_rate is 1.0, must be in \[0, 1\)"),
     ({"predictor.prefix_share": 1.0}, r"config.predictor.prefix_share is 1.0, must be in \[0, 1\)"),
     ({"optimizer.b1": 1.0}, "config.optimizer.b1 is 1.0"),
@@ -75,6 +76,10 @@ BROKEN = [
     ({"lookup.difficulty": (0.0, 0.0)}, "config.lookup.difficulty is"),
     ({"arithmetic.demo_difficulty": (1.0, -1.0)}, "config.arithmetic.demo_difficulty is"),
     ({"lookup.demo_difficulty": ()}, "config.lookup.demo_difficulty is"),
+    (
+        {"predictor.path": "m", "predictor.kind": "policy_head"},
+        "config.predictor.path is 'm', but kind 'policy_head' has no weights of its own; set config.predictor.kind",
+    ),
     ({"loss.tis_cap": 2.0}, "config.loss.tis_cap needs config.loss.rescore=True"),
     # 3 steps of 2 epochs and 2 mini-batches are 12 optimiser steps.
     (
@@ -97,6 +102,7 @@ FINE = [
     {"arithmetic.difficulty": (0.0, 1.0)},
     {"model.context_length": 64, "loss.row_length": 64},
     {"loss.rescore": True, "loss.tis_cap": 2.0},
+    {"predictor.path": "m", "predictor.max_tokens": 1},
     {"sampling.deadline": 1.5, "optimizer.max_update_norm": 0.1, "optimizer.momentum": 0.0, "loss.clip_low": 0.0},
     {"mesh.data": 2, "mesh.fsdp": 4, "loss.micro_rows": 8, "predictor.batch_rows": 8, "warm_start.micro_rows": 16},
     {"steps": 3, "loss.epochs": 2, "loss.mini_batches": 2, "optimizer.schedule": "warmup_cosine",

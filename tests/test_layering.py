@@ -23,7 +23,7 @@ ORDER = (
     ("config",),
     ("config_checks", "setup_run"),
     ("loop",),
-    ("saving",),
+    ("saving", "setup_predictor"),
     ("assemble",),
     ("run",),
     ("main",),

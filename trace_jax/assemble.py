@@ -12,20 +12,16 @@ from jax.sharding import Mesh
 
 from trace_jax import setup_run
 from trace_jax.config import ConfigError, RunConfig
-from trace_jax.loop import Learned, Run
+from trace_jax.loop import Run
 from trace_jax.models import folder as model_folder
-from trace_jax.models import predictor as predictors
 from trace_jax.models.config import DecoderConfig
-from trace_jax.objectives import value as value_losses
 from trace_jax.objectives.policy import policy_loss
 from trace_jax.report import console
 from trace_jax.rollout.environment import Environment
+from trace_jax.setup_predictor import make_learned
 from trace_jax.tasks.tokenizer import save_tokenizer
-from trace_jax.train import optimizer as optimizers
-from trace_jax.train import replay, sharding, warm_start
+from trace_jax.train import sharding, warm_start
 from trace_jax.train.policy_step import PolicyTrainer
-from trace_jax.train.predictor import LearnedPredictor
-from trace_jax.train.predictor_step import PredictorTrainer
 
 
 def assemble(config: RunConfig, workdir: Path) -> Run:
@@ -46,7 +42,7 @@ def assemble(config: RunConfig, workdir: Path) -> Run:
         trainer=trainer,
         reference=trainer.adopt(params).params if config.loss.kl_coef else None,
         policy=policy,
-        learned=_learned(config, model, mesh),
+        learned=make_learned(config, model, mesh, tokenizer, skip=0),
     )
 
 
@@ -144,41 +140,3 @@ def _warm_start(config: RunConfig, model: DecoderConfig, mesh: Mesh, environment
     finally:
         bar.close()
     return params
-
-
-def _learned(config: RunConfig, model: DecoderConfig, mesh: Mesh) -> Learned | None:
-    settings = config.predictor
-    if config.strategy == "grpo" or settings.kind == "oracle":
-        return None
-    critic = DecoderConfig(
-        vocab_size=model.vocab_size,
-        hidden_size=settings.hidden_size,
-        num_layers=settings.num_layers,
-        num_heads=settings.num_heads,
-        num_kv_heads=settings.num_heads,
-        head_dim=max(settings.hidden_size // settings.num_heads // 2 * 2, 2),
-        mlp_size=settings.mlp_size,
-        max_positions=model.max_positions,
-        fuse_projections=model.fuse_projections,
-        dtype=model.dtype,
-    )
-    kinds = {
-        "critic": lambda: predictors.critic(critic),
-        "policy_head": lambda: predictors.policy_head(model, mlp_size=settings.mlp_size),
-    }
-    adamw = optimizers.adamw(
-        optimizers.constant(settings.learning_rate), b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0
-    )
-    losses = {"mse": value_losses.squared_error, "bce": value_losses.binary_cross_entropy}
-    weightings = {"equal": replay.equal_weight, "count": replay.count_weight}
-    trainer = PredictorTrainer(
-        kinds[settings.kind](),
-        optimizers.build(adamw, clip_norm=1.0, max_update_norm=None),
-        losses[settings.loss],
-        weightings[settings.weighting],
-        mesh,
-        batch_rows=settings.batch_rows,
-        row_length=config.loss.row_length,
-    )
-    state = trainer.init(jax.random.key(config.seed))
-    return Learned(trainer, state, LearnedPredictor(trainer), replay.ReplayWindow(settings.replay_steps))

@@ -149,6 +149,8 @@ class PredictorConfig:
     """The success predictor (paper section 4.3, E.6). The last fields are options of ours, off as in the paper."""
 
     kind: str = "critic"  # "critic": a model of its own (paper); "policy_head": on the policy's states; "oracle"
+    path: str | None = None  # folder of the critic's weights and tokenizer (paper: Qwen3-0.6B); None: from scratch
+    max_tokens: int | None = None  # that it reads of a history (train/history_view.py); None: loss.row_length
     hidden_size: int = 64
     num_layers: int = 2
     num_heads: int = 2

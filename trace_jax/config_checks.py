@@ -83,7 +83,7 @@ def _ranges(config: RunConfig) -> Iterable[str]:
     for name in ("sampling.temperature", "optimizer.eps", "optimizer.clip_norm", "model.rope_theta"):
         if not _get(config, name) > 0:
             yield f"config.{name} is {_get(config, name)}, must be above 0"
-    for name in ("sampling.deadline", "optimizer.max_update_norm", "loss.tis_cap"):
+    for name in ("sampling.deadline", "optimizer.max_update_norm", "loss.tis_cap", "predictor.max_tokens"):
         value = _get(config, name)
         if value is not None and not value > 0:
             yield f"config.{name} is {value}, must be above 0 or left unset"
@@ -163,6 +163,11 @@ def _shapes(config: RunConfig) -> Iterable[str]:
 
 
 def _training(config: RunConfig) -> Iterable[str]:
+    if config.predictor.path is not None and config.predictor.kind != "critic":
+        yield (
+            f"config.predictor.path is {config.predictor.path!r}, but kind {config.predictor.kind!r} has no weights of "
+            "its own; set config.predictor.kind to 'critic' or leave the path unset"
+        )
     if config.loss.tis_cap is not None and not config.loss.rescore:
         yield "config.loss.tis_cap needs config.loss.rescore=True: without rescored log-probs the weights are all 1"
     total = max(config.steps, 1) * config.loss.epochs * config.loss.mini_batches

@@ -212,8 +212,9 @@ async def warm_up_predictor(run: Run) -> dict[str, float]:
         concurrency=run.config.sampling.concurrency,
     )
     rng = keys.host_rng(run.config.seed, run.step, "warm_up")
-    examples = examples_from_trees([c.tree for c in collected], prefix_share=0.0, rng=rng)  # flat trees: roots only
     learned = run.learned
+    flat = [c.tree for c in collected]  # no branches: roots only
+    examples = examples_from_trees(flat, learned.scorer.view, prefix_share=0.0, rng=rng)
     learned.state, report = learned.trainer.fit_steps(
         learned.state, run.policy.params, examples, rng, steps=settings.warmup_steps
     )
@@ -226,7 +227,8 @@ def _update_predictor(run: Run, trees: list[RolloutTree]) -> dict[str, float]:
     """Eq. 19 on this step's trees, and on those of the replay window if it is longer than one step."""
     learned, settings = run.learned, run.config.predictor
     rng = keys.host_rng(run.config.seed, run.step, "predictor")
-    learned.window = learned.window.push(examples_from_trees(trees, prefix_share=settings.prefix_share, rng=rng))
+    fresh = examples_from_trees(trees, learned.scorer.view, prefix_share=settings.prefix_share, rng=rng)
+    learned.window = learned.window.push(fresh)
     learned.state, report = learned.trainer.fit(
         learned.state, run.policy.params, learned.window.examples(), rng, epochs=settings.epochs
     )

@@ -1,8 +1,9 @@
-"""Concurrent scoring gives the bits of scoring one by one; allocation metrics by hand."""
+"""Concurrent scoring gives the bits of scoring one by one, and shared rows the scores of single ones; metrics by hand."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import math
 
@@ -14,11 +15,14 @@ from trace_jax.models import predictor as predictor_models
 from trace_jax.models.config import DecoderConfig
 from trace_jax.objectives import value
 from trace_jax.train import optimizer, replay, sharding
+from trace_jax.train.history_view import HistoryView
 from trace_jax.train.predictor import LearnedPredictor, allocation_metrics
 from trace_jax.train.predictor_step import PredictorTrainer
-from trace_jax.tree import grow, query
+from trace_jax.tree import grow, pack, query
 from trace_jax.types import Finish, Prompt, Stage, Turn
 
+LENGTH = 32
+VIEW = HistoryView(max_tokens=LENGTH)
 MODEL = DecoderConfig(
     vocab_size=13, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, mlp_size=32
 )
@@ -35,7 +39,7 @@ def _trained():
         replay.equal_weight,
         sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]),
         batch_rows=4,
-        row_length=32,
+        row_length=LENGTH,
     )
     rng = np.random.default_rng(0)
     noise = replay.Examples(
@@ -74,20 +78,22 @@ def _tree(seed, successes=(1.0, 0.0)):
 
 def _ready():
     trainer, params = _trained()
-    scorer = LearnedPredictor(trainer)
+    scorer = LearnedPredictor(trainer, VIEW)
     scorer.set_params(params, None)
     return scorer
 
 
 class _Counting:
-    """A trainer that counts its calls."""
+    """A trainer that counts its calls, and the rows and tokens in them."""
 
     def __init__(self, trainer):
-        self._trainer, self.row_length, self.calls = trainer, trainer.row_length, 0
+        self._trainer, self.row_length, self.calls, self.rows, self.tokens = trainer, trainer.row_length, 0, 0, 0
 
-    def score(self, *args):
+    def score(self, params, policy_params, rows):
         self.calls += 1
-        return self._trainer.score(*args)
+        self.rows += rows["token"].shape[0]
+        self.tokens += int(np.sum(rows["end"] > 0))
+        return self._trainer.score(params, policy_params, rows)
 
 
 def test_coalesced_scores_are_bitwise_those_of_single_calls():
@@ -105,7 +111,7 @@ def test_coalesced_scores_are_bitwise_those_of_single_calls():
 
     trainer, params = _trained()
     counting = _Counting(trainer)
-    scorer = LearnedPredictor(counting)
+    scorer = LearnedPredictor(counting, VIEW)
     scorer.set_params(params, None)
     single, single_roots = asyncio.run(one_by_one())
     assert counting.calls == 10
@@ -119,15 +125,65 @@ def test_coalesced_scores_are_bitwise_those_of_single_calls():
     assert np.ptp(single_roots) > 1e-3 and len({x for scores in single.values() for x in scores}) > 9
 
 
-def test_scores_are_those_of_the_histories():
-    """Each anchor alone, as a prompt of its own tokens, scores the same up to the packing's rounding."""
-    tree, scorer = _tree(3), _ready()
+def _distinct(rollouts):
+    """As `_tree`, but each turn repeats a token of its own, and no two turns start alike."""
+    tree = _tree(3, (1.0,) * rollouts)
+    own = np.full(tree.num_nodes, 12)
+    own[query.anchors(tree)] = np.arange(3 * rollouts)
+    return dataclasses.replace(tree, token=np.repeat(own, np.diff(tree.offset)).astype(np.int32))
+
+
+def _alone(view, tree, nodes):
+    """The scores of the histories with one segment for each."""
+    trainer, params = _trained()
+    nothing = np.zeros(len(nodes), np.float32)
+    batch, row, col = pack.pack_prefixes(
+        view.of_nodes(tree, nodes), nothing, nothing, row_length=LENGTH, rows_multiple=1
+    )
+    return trainer.score(params, None, {name: getattr(batch, name) for name in ("token", "pos", "end")})[row, col]
+
+
+@pytest.mark.parametrize(
+    "rollouts, limit, rows, tokens",
+    [
+        # a prompt of 5 and 3 anchors of 4 tokens in each rollout: 5 + 12 j tokens, in rows of 32
+        (1, 32, 1, 17),
+        (2, 32, 1, 29),
+        # 2 rollouts fill a row, so the third starts with the prompt again
+        (3, 32, 2, 29 + 17),
+        (4, 32, 2, 29 + 29),
+        # limit 9: the prompt keeps its 4 or all 5 tokens, the newest turn its 4: three sequences of 9 that share the 5
+        (1, 9, 1, 5 + 3 * 4),
+        (2, 9, 1, 5 + 6 * 4),
+        # limit 7: 3 tokens of the prompt and 4 of the newest turn
+        (2, 7, 1, 3 + 6 * 4),
+        # limit 3: the prompt's first and the turn's last 2
+        (2, 3, 1, 1 + 6 * 2),
+    ],
+)
+def test_anchors_of_a_prompt_share_rows(rollouts, limit, rows, tokens):
+    """The scores are those of one segment for each anchor; every distinct token of a row is computed once."""
+    tree, (trainer, params), view = _distinct(rollouts), _trained(), HistoryView(max_tokens=limit)
+    counting = _Counting(trainer)
+    scorer = LearnedPredictor(counting, view)
+    scorer.set_params(params, None)
     anchors = query.anchors(tree)
     got = asyncio.run(scorer.score_anchors(tree, anchors))
-    assert got.shape == anchors.shape and got.dtype == np.float64
-    for node, score in zip(anchors, got, strict=True):
-        alone = Prompt(uid="x", tokens=query.prefix_tokens(tree, node), state=None)
-        np.testing.assert_allclose(asyncio.run(scorer.score_prompts([alone])), [score], atol=1e-6)
+    assert got.shape == anchors.shape and got.dtype == np.float64 and np.ptp(got) > 1e-4
+    np.testing.assert_allclose(got, _alone(view, tree, anchors), rtol=0, atol=1e-5)
+    assert (counting.calls, counting.rows, counting.tokens) == (1, rows, tokens)
+
+
+def test_prompts_that_start_alike_share_rows_too():
+    trainer, params = _trained()
+    counting = _Counting(trainer)
+    scorer = LearnedPredictor(counting, VIEW)
+    scorer.set_params(params, None)
+    prompts = [Prompt(str(i), np.array([7] * 20 + [i, i + 1], np.int32), None) for i in range(6)]
+    got = asyncio.run(scorer.score_prompts(prompts))
+    assert (counting.rows, counting.tokens) == (1, 20 + 6 * 2)
+    assert got.tolist() != [got[0]] * 6
+    np.testing.assert_allclose(got, [asyncio.run(scorer.score_prompts([prompt]))[0] for prompt in prompts], atol=1e-5)
 
 
 def test_calls_that_arrive_while_a_pass_runs_are_served():
@@ -145,13 +201,13 @@ def test_calls_that_arrive_while_a_pass_runs_are_served():
 
 
 def test_no_anchor_needs_no_pass():
-    scorer = LearnedPredictor(_Counting(_trained()[0]))  # without parameters: a pass would fail
+    scorer = LearnedPredictor(_Counting(_trained()[0]), VIEW)  # without parameters: a pass would fail
     assert asyncio.run(scorer.score_anchors(_tree(0), np.zeros(0, np.int32))).shape == (0,)
 
 
 def test_errors_reach_every_caller_and_the_next_call_works():
     trainer, params = _trained()
-    scorer = LearnedPredictor(trainer)
+    scorer = LearnedPredictor(trainer, VIEW)
 
     async def fail():
         calls = [scorer.score_anchors(_tree(i), query.anchors(_tree(i))) for i in range(3)]
@@ -161,8 +217,26 @@ def test_errors_reach_every_caller_and_the_next_call_works():
         assert isinstance(error, RuntimeError) and "call set_params first" in str(error)
     scorer.set_params(params, None)
     assert asyncio.run(scorer.score_prompts([Prompt("u", np.ones(3, np.int32), None)])).shape == (1,)
-    with pytest.raises(ValueError, match="prefix 0 has 33 tokens, but a row holds 32"):
-        asyncio.run(scorer.score_prompts([Prompt("u", np.ones(33, np.int32), None)]))
+
+
+def test_bad_histories_are_an_error_where_they_were_asked_for_and_nowhere_else():
+    trainer, params = _trained()
+    scorer = LearnedPredictor(trainer, HistoryView(max_tokens=LENGTH, skip=3))
+    scorer.set_params(params, None)
+    short, tree = Prompt("short", np.ones(3, np.int32), None), _tree(0)
+
+    async def run():
+        calls = [scorer.score_prompts([short]), scorer.score_anchors(tree, query.anchors(tree))]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    error, scores = asyncio.run(asyncio.wait_for(run(), 30))
+    assert isinstance(error, ValueError) and "prompt 'short' has 3 tokens, all among the first 3" in str(error)
+    assert scores.shape == (6,)
+
+
+def test_a_view_that_no_row_can_hold_is_refused():
+    with pytest.raises(ValueError, match="view has up to 33 tokens, but its rows hold 32"):
+        LearnedPredictor(_trained()[0], HistoryView(max_tokens=33))
 
 
 def test_a_cancelled_call_does_not_disturb_the_others():

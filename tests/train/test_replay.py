@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from trace_jax.train import replay
+from trace_jax.train.history_view import HistoryView
 from trace_jax.tree import grow, query
 from trace_jax.types import Finish, Prompt, Stage, Turn
+
+WHOLE = HistoryView(max_tokens=99)  # histories as they are
 
 
 def _turns(token, count, success):
@@ -41,7 +44,7 @@ def _tree(uid="p"):
 
 def test_roots_and_branch_nodes_by_hand():
     # share .65 of one root: round(.65 / .35) = 2 prefixes, and there are just two branch nodes: 1 and 2 (not 4 and 7)
-    got = replay.examples_from_trees([_tree()], prefix_share=0.65, rng=np.random.default_rng(0))
+    got = replay.examples_from_trees([_tree()], WHOLE, prefix_share=0.65, rng=np.random.default_rng(0))
     assert [p.tolist() for p in got.prefixes] == [[1, 2, 3], [1, 2, 3, 10, 90], [1, 2, 3, 10, 90, 11, 91]]
     # leaves 3, 5, 6, 8 = 1, 0, 0, 1 -> 1/2; leaves 3, 6, 8 = 1, 0, 1 -> 2/3; leaves 3, 6 = 1, 0 -> 1/2
     np.testing.assert_allclose(got.target, [1 / 2, 2 / 3, 1 / 2], rtol=1e-6)
@@ -49,18 +52,26 @@ def test_roots_and_branch_nodes_by_hand():
     assert got.target.dtype == np.float32 and got.count.dtype == np.int32
 
 
+def test_examples_are_what_the_predictor_reads():
+    # limit 4: of [1, 2, 3] the first 2 and the newest turn of 2 tokens; the window keeps it so
+    view, rng = HistoryView(max_tokens=4), np.random.default_rng(0)
+    got = replay.examples_from_trees([_tree()], view, prefix_share=0.65, rng=rng)
+    assert [p.tolist() for p in got.prefixes] == [[1, 2, 3], [1, 2, 10, 90], [1, 2, 11, 91]]
+    assert replay.ReplayWindow(1).push(got).to_arrays()["token"].shape == (3, 4)
+
+
 @pytest.mark.parametrize("share, prefixes", [(0.0, 0), (0.06, 3), (0.5, 47), (0.9, 94)])
 def test_share_of_prefixes(share, prefixes):
     # 47 roots: 47 * .06 / .94 = 3 exactly, 47 at one half; at .9 all 2 * 47 branch nodes are fewer than 423
     trees = [_tree(str(i)) for i in range(47)]
-    got = replay.examples_from_trees(trees, prefix_share=share, rng=np.random.default_rng(0))
+    got = replay.examples_from_trees(trees, WHOLE, prefix_share=share, rng=np.random.default_rng(0))
     assert np.sum(got.is_root) == 47 and np.sum(~got.is_root) == prefixes
     assert got.prefix_share == pytest.approx(prefixes / (47 + prefixes))
 
 
 def test_sample_is_drawn_by_the_generator_alone():
     trees = [_tree(str(i)) for i in range(20)]
-    draw = lambda seed: replay.examples_from_trees(trees, prefix_share=0.3, rng=np.random.default_rng(seed))
+    draw = lambda seed: replay.examples_from_trees(trees, WHOLE, prefix_share=0.3, rng=np.random.default_rng(seed))
     lengths = lambda examples: [p.size for p in examples.prefixes]
     assert lengths(draw(1)) == lengths(draw(1)) != lengths(draw(2))
     # both branch nodes of every tree can be drawn, none twice in one sample
@@ -70,13 +81,13 @@ def test_sample_is_drawn_by_the_generator_alone():
 def test_fresh_roots_without_leaves_are_an_error():
     tree = grow.new_tree(Prompt(uid="lonely", tokens=np.array([1], np.int32), state=None))
     with pytest.raises(ValueError, match="'lonely' has no leaves"):
-        replay.examples_from_trees([tree], prefix_share=0.0, rng=np.random.default_rng(0))
+        replay.examples_from_trees([tree], WHOLE, prefix_share=0.0, rng=np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
 def test_share_out_of_range(share):
     with pytest.raises(ValueError, match="prefix_share is"):
-        replay.examples_from_trees([_tree()], prefix_share=share, rng=np.random.default_rng(0))
+        replay.examples_from_trees([_tree()], WHOLE, prefix_share=share, rng=np.random.default_rng(0))
 
 
 def test_weights():
@@ -138,7 +149,7 @@ def test_arrays_are_plain_and_padded():
 def test_targets_agree_with_a_walk_over_paths():
     """The mean over all leaves whose path passes through the history's node, found leaf by leaf."""
     tree = _tree()
-    got = replay.examples_from_trees([tree], prefix_share=0.9, rng=np.random.default_rng(0))
+    got = replay.examples_from_trees([tree], WHOLE, prefix_share=0.9, rng=np.random.default_rng(0))
     for prefix, target, count in zip(got.prefixes, got.target, got.count, strict=True):
         below = [
             float(tree.success[leaf])

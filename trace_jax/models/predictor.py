@@ -33,25 +33,33 @@ class PredictorModel:
     `k <= t and t < end[k]` (see `types.PackedBatch`), so several histories can share a row. Padding gets finite numbers
     that mean nothing. The gradient in `policy_params` is exactly zero. `param_axes()` is a tree like the params whose
     leaves are PartitionSpecs of logical axis names, as in `decoder.param_axes`.
+
+    `around(decoder_params, key)` are params with the given backbone, no copy of it, and a fresh read-out; None where
+    the predictor has no backbone of its own.
     """
 
     init: Callable[[jax.Array], Params]  # key -> float32 params
     logits: Callable[[Params, Params, jax.Array, jax.Array, jax.Array], jax.Array]
     param_axes: Callable[[], Params]
+    around: Callable[[Params, jax.Array], Params] | None = None
 
 
 def critic(cfg: DecoderConfig) -> PredictorModel:
     """A decoder of its own and a linear read-out in float32; `policy_params` is ignored and may be None.
 
-    Params: {"decoder": as of `decoder.init_params`, never with an lm_head,
+    Params: {"decoder": as of `decoder.init_params`, float32, never with an lm_head,
              "head": {"score": {"kernel" [D, 1], "bias" [1]}}}.
     """
-    cfg = dataclasses.replace(cfg, tie_embeddings=True)  # a critic has no logits, so it needs no lm_head
+    # A critic has no logits, so it needs no lm_head; it is trained, so its parameters are float32.
+    cfg = dataclasses.replace(cfg, tie_embeddings=True, param_dtype="float32")
     head = _Head(mlp_size=None)
 
     def init(key: jax.Array) -> Params:
         decoder_key, head_key = jax.random.split(key)
-        return {"decoder": decoder.init_params(cfg, decoder_key), "head": _init_head(head, cfg.hidden_size, head_key)}
+        return around(decoder.init_params(cfg, decoder_key), head_key)
+
+    def around(decoder_params: Params, key: jax.Array) -> Params:
+        return {"decoder": decoder_params, "head": _init_head(head, cfg.hidden_size, key)}
 
     def logits(params, policy_params, token_BT, pos_BT, end_BT):
         del policy_params
@@ -59,7 +67,7 @@ def critic(cfg: DecoderConfig) -> PredictorModel:
         return head.apply({"params": params["head"]}, hidden_BTD)
 
     return PredictorModel(
-        init, logits, lambda: {"decoder": decoder.param_axes(cfg), "head": _head_axes(head, cfg.hidden_size)}
+        init, logits, lambda: {"decoder": decoder.param_axes(cfg), "head": _head_axes(head, cfg.hidden_size)}, around
     )
 
 

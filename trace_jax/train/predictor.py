@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from trace_jax.objectives import calibration
 from trace_jax.train import rows as rows_lib
+from trace_jax.train.history_view import HistoryView
 from trace_jax.train.predictor_step import PredictorTrainer
-from trace_jax.tree import backup, pack, query
+from trace_jax.tree import backup, prefix_rows, query
 from trace_jax.types import NodeKind, Prompt, RolloutTree, Stage
+
+_Histories = Callable[[], list[np.ndarray]]  # made off the event loop: another tokenizer takes its time
 
 
 class LearnedPredictor:
     """`rollout.collect.Predictor` on a `PredictorTrainer`.
 
-    Calls that wait at the same moment share forward passes. A call's histories are packed into rows of their own, and
-    every pass has the same number of rows, so a score does not depend on what else was asked for, or when.
+    Calls that wait at the same moment share forward passes. A call's histories are packed into rows of their own, where
+    what they have in common is computed once (`tree.prefix_rows`), and every pass has the same number of rows: so a
+    score does not depend on what else was asked for, or when.
     """
 
-    def __init__(self, trainer: PredictorTrainer):
-        """Scores nothing until `set_params` was called."""
+    def __init__(self, trainer: PredictorTrainer, view: HistoryView):
+        """Scores nothing until `set_params` was called. Raises ValueError for views longer than the trainer's rows."""
+        if view.max_tokens > trainer.row_length:
+            raise ValueError(
+                f"the predictor's view has up to {view.max_tokens} tokens, but its rows hold {trainer.row_length}; "
+                "lengthen the rows"
+            )
+        self.view = view
         self._trainer = trainer
         self._params: tuple[Any, Any] | None = None
-        self._queue: list[tuple[rows_lib.Rows, asyncio.Future]] = []
+        self._queue: list[tuple[_Histories, asyncio.Future]] = []
         self._worker: asyncio.Task | None = None
 
     def set_params(self, params: Any, policy_params: Any) -> None:
@@ -37,44 +47,63 @@ class LearnedPredictor:
         self._params = (params, policy_params)
 
     async def score_prompts(self, prompts: Sequence[Prompt]) -> np.ndarray:
-        """float64 [B]: the predicted success rate of each prompt."""
-        return await self._score([prompt.tokens for prompt in prompts])
+        """float64 [B]: the predicted success rate of each prompt. Raises ValueError as `HistoryView.of_prompts`."""
+        return await self._score(len(prompts), lambda: self.view.of_prompts(prompts))
 
     async def score_anchors(self, tree: RolloutTree, anchors: np.ndarray) -> np.ndarray:
-        """float64 [A]: the predicted success rate from each anchor (node ids of `tree`)."""
-        return await self._score([query.prefix_tokens(tree, node) for node in anchors])
+        """float64 [A]: the predicted success rate from each anchor (node ids of `tree`).
 
-    async def _score(self, prefixes: list[np.ndarray]) -> np.ndarray:
-        """Raises ValueError for a history longer than a row of the trainer."""
-        if not prefixes:
+        Raises ValueError as `HistoryView.of_nodes`.
+        """
+        return await self._score(len(anchors), lambda: self.view.of_nodes(tree, anchors))
+
+    async def _score(self, count: int, histories: _Histories) -> np.ndarray:
+        if not count:
             return np.zeros(0)
-        nothing = np.zeros(len(prefixes), np.float32)
-        batch, row, col = pack.pack_prefixes(
-            prefixes, nothing, nothing, row_length=self._trainer.row_length, rows_multiple=1
-        )
         future = asyncio.get_running_loop().create_future()
-        self._queue.append((rows_lib.filled_rows(batch, ("token", "pos", "end")), future))
+        self._queue.append((histories, future))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
-        return (await future)[row, col].astype(np.float64)
+        return await future
 
     async def _work(self) -> None:
         """Takes all that waits, scores it off the event loop, hands it out; until nothing waits."""
         while self._queue:
             await asyncio.sleep(0)  # the calls of this moment arrive first
             calls, self._queue = self._queue, []
+            answers = await asyncio.to_thread(self._answers, [histories for histories, _ in calls])
+            for (_, future), answer in zip(calls, answers, strict=True):
+                if future.done():
+                    continue
+                if isinstance(answer, Exception):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)
+
+    def _answers(self, calls: list[_Histories]) -> list[np.ndarray | Exception]:
+        """The scores that each call asked for, or what is wrong with its histories, or with the pass."""
+        answers: list[Any] = []
+        for histories in calls:
             try:
-                scores = await asyncio.to_thread(self._forward, [rows for rows, _ in calls])
-            except Exception as error:  # every caller of this pass must hear of it, or it would wait for ever
-                for _, future in calls:
-                    if not future.done():
-                        future.set_exception(RuntimeError(f"the predictor could not score: {error!r}"))
-                continue
-            for (_, future), score in zip(calls, scores, strict=True):
-                if not future.done():
-                    future.set_result(score)
+                batch, row, col = prefix_rows.pack_shared(histories(), row_length=self._trainer.row_length)
+                answers.append((rows_lib.filled_rows(batch, ("token", "pos", "end")), row, col))
+            except Exception as error:  # concerns this call alone; raised where it was made
+                answers.append(error)
+        packed = [i for i, answer in enumerate(answers) if not isinstance(answer, Exception)]
+        try:
+            scores = self._forward([answers[i][0] for i in packed])
+        except Exception as error:  # every caller of this pass must hear of it, or it would wait for ever
+            for i in packed:
+                answers[i] = RuntimeError(f"the predictor could not score: {error!r}")
+            return answers
+        for i, score in zip(packed, scores, strict=True):
+            _, row, col = answers[i]
+            answers[i] = score[row, col].astype(np.float64)
+        return answers
 
     def _forward(self, calls: list[rows_lib.Rows]) -> list[np.ndarray]:
+        if not calls:
+            return []
         if self._params is None:
             raise RuntimeError("no parameters; call set_params first")
         joined = {name: np.concatenate([rows[name] for rows in calls]) for name in calls[0]}

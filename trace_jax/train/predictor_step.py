@@ -58,6 +58,7 @@ class PredictorTrainer:
         whole = NamedSharding(mesh, PartitionSpec())
         create = lambda params: state_lib.create(params, optimizer)
         self._init_params = jax.jit(model.init, out_shardings=params)
+        self._init_optimizer = jax.jit(optimizer.init, out_shardings=self.shardings.opt_state)
         self._create = jax.jit(create, out_shardings=self.shardings)
         # None: the policy's parameters stay where the policy's trainer put them.
         self._score = jax.jit(self._score_fn, in_shardings=(params, None, by_row), out_shardings=whole)
@@ -72,6 +73,33 @@ class PredictorTrainer:
         """A fresh state from a random key."""
         with jax.set_mesh(self.mesh):
             return self._create(self._init_params(key))
+
+    def adopt(self, backbone: Any, key: jax.Array) -> TrainState:
+        """A fresh state around the parameters of a pretrained decoder, with an untrained read-out.
+
+        No random backbone is made and none is copied: arrays that already lie where `shardings.params` says become part
+        of the state, so the next update donates them.
+
+        Args:
+          backbone: float32 parameters as the model's decoder has them; arrays of the host or of devices.
+          key: of the read-out.
+
+        Raises ValueError for a model without a backbone of its own, and for parameters of another form.
+        """
+        if self._model.around is None:
+            raise ValueError("this predictor reads the policy's states and has no backbone that could adopt parameters")
+        params = self._model.around(backbone, key)
+        found, expected = _forms(params), _forms(jax.eval_shape(self._model.init, key))
+        for name in sorted(set(found) | set(expected)):
+            if found.get(name) != expected.get(name):
+                raise ValueError(
+                    f"predictor: parameter {name} is {found.get(name, 'absent')} in the pretrained backbone, "
+                    f"{expected.get(name, 'absent')} in the model; config and weights must belong together"
+                )
+        with jax.set_mesh(self.mesh):
+            params = jax.device_put(params, self.shardings.params)
+            step = jax.device_put(np.zeros((), np.int32), self.shardings.step)
+            return TrainState(params=params, opt_state=self._init_optimizer(params), step=step)
 
     def abstract_state(self) -> TrainState:
         """The state's shapes, dtypes and shardings: the template of a restore."""
@@ -178,3 +206,9 @@ class PredictorTrainer:
         }
         params = optax.apply_updates(state.params, updates)
         return TrainState(params=params, opt_state=opt_state, step=state.step + 1), report
+
+
+def _forms(params: Any) -> dict[str, str]:
+    """Name of each parameter -> its dtype and shape."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path): f"{leaf.dtype} {tuple(leaf.shape)}" for path, leaf in leaves}

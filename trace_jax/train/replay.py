@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from trace_jax.train.history_view import HistoryView
 from trace_jax.tree import backup, query
 from trace_jax.types import NodeKind, RolloutTree
 
@@ -19,7 +20,7 @@ from trace_jax.types import NodeKind, RolloutTree
 class Examples:
     """n histories with what came of them."""
 
-    prefixes: tuple[np.ndarray, ...]  # n vectors int32 [length]
+    prefixes: tuple[np.ndarray, ...]  # n vectors int32 [length]; as the predictor reads them, see `HistoryView`
     target: np.ndarray  # float32 [n]; mean success of the leaves below (Eq. 18), in [0, 1]
     count: np.ndarray  # int32 [n]; number of leaves below, n_y
     is_root: np.ndarray  # bool [n]; the history is a bare prompt
@@ -35,13 +36,16 @@ class Examples:
         return float(np.sum(~self.is_root)) / max(self.size, 1)
 
 
-def examples_from_trees(trees: Sequence[RolloutTree], *, prefix_share: float, rng: np.random.Generator) -> Examples:
+def examples_from_trees(
+    trees: Sequence[RolloutTree], view: HistoryView, *, prefix_share: float, rng: np.random.Generator
+) -> Examples:
     """All roots, then a random sample of branch nodes (turns with n_y >= 2) that makes up `prefix_share` of the whole.
 
     With R roots that is round(R * prefix_share / (1 - prefix_share)) of them, or all if there are fewer.
 
     Args:
       trees: of the active prompts, in an order that does not depend on arrival.
+      view: what the predictor reads of a history.
       prefix_share: in [0, 1); the paper's is 0.06.
       rng: draws the sample, without replacement.
 
@@ -60,7 +64,7 @@ def examples_from_trees(trees: Sequence[RolloutTree], *, prefix_share: float, rn
     nodes = [(i, 0) for i in range(len(trees))] + chosen
     means = [backup.leaf_mean(tree, tree.success) for tree in trees]
     return Examples(
-        prefixes=tuple(query.prefix_tokens(trees[i], node) for i, node in nodes),
+        prefixes=tuple(view.of_nodes(trees[i], [node])[0] for i, node in nodes),
         target=np.array([means[i][node] for i, node in nodes], np.float32),
         count=np.array([counts[i][node] for i, node in nodes], np.int32),
         is_root=np.array([node == 0 for _, node in nodes], bool),
