@@ -22,6 +22,7 @@ _SIZES = {  # our field -> Hugging Face's; every file has these
     "mlp_size": "intermediate_size",
 }
 _DEFAULT_POSITIONS = {"qwen3": 32768, "qwen2": 32768, "llama": 2048}
+_DEFAULT_WINDOW = 28  # max_window_layers: from this layer on
 _DEFAULT_KV_HEADS = {"qwen3": 32, "qwen2": 32}  # where the name is absent; llama, and a null anywhere: as many as heads
 _ABSENT = object()
 _TYPES = {"int": (int,), "float": (int, float), "bool": (bool,)}
@@ -44,8 +45,8 @@ def from_document(document: Any, **execution: Any) -> DecoderConfig:
     missing = [theirs for theirs in _SIZES.values() if document.get(theirs) is None]
     if missing:
         raise ValueError(f"config.json lacks {', '.join(missing)}; copy the file again")
-    _refuse_what_is_not_computed(document)
     fields = {ours: _typed(document, theirs, "int") for ours, theirs in _SIZES.items()}
+    _refuse_what_is_not_computed(document)
     fields["max_positions"] = _typed(document, "max_position_embeddings", "int", _DEFAULT_POSITIONS[kind])
     fields["num_kv_heads"] = _kv_heads(document, kind, fields["num_heads"])
     fields["head_dim"] = _head_dim(document, kind, fields["hidden_size"], fields["num_heads"])
@@ -134,6 +135,7 @@ def _refuse_what_is_not_computed(document: Mapping[str, Any]) -> None:
             "config.json has a quantization_config: quantised weights are not read; use the checkpoint's bfloat16 form"
         )
     window = document.get("use_sliding_window") and document.get("sliding_window") is not None
+    window = window and document.get("max_window_layers", _DEFAULT_WINDOW) < document["num_hidden_layers"]
     other = sorted(set(document.get("layer_types") or ()) - {"full_attention"})
     if window or other:
         raise ValueError(
