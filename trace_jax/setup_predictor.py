@@ -104,11 +104,7 @@ def _pretrained_decoder(config: RunConfig, model: DecoderConfig, tokenizer_size:
     path, limit = config.predictor.path, _limit(config)
     execution = {name: getattr(model, name) for name in ("scan_layers", "remat", "fuse_projections", "dtype")}
     cfg = model_folder.load_config(path, **execution)
-    if tokenizer_size > cfg.vocab_size:
-        raise ValueError(
-            f"model folder {path}: the tokenizer has {tokenizer_size} tokens, the model {cfg.vocab_size}; "
-            "they must belong together"
-        )
+    model_folder.check_vocabulary(cfg, tokenizer_size)  # padding rows are of no interest: nothing is sampled here
     if limit > cfg.max_positions:
         name = "predictor.max_tokens" if config.predictor.max_tokens else "loss.row_length"
         raise ValueError(

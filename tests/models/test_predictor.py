@@ -168,6 +168,15 @@ def test_critic_is_a_linear_read_out_of_its_own_decoder():
     np.testing.assert_allclose(jax.jit(model.logits)(p, None, *row), want, rtol=1e-4, atol=1e-4)
 
 
+def test_params_around_a_backbone():
+    backbone = {"any": "thing"}
+    params = MODELS["critic"].around(backbone, jax.random.key(0))
+    assert params["decoder"] is backbone and not np.any(params["head"]["score"]["kernel"])
+    fresh = MODELS["critic"].init(jax.random.key(0))
+    assert jax.tree.structure(params["head"]) == jax.tree.structure(fresh["head"])
+    assert MODELS["policy_head"].around is None
+
+
 def test_an_empty_head_is_refused():
     with pytest.raises(ValueError, match="mlp_size=0 must be >= 1"):
         predictor.policy_head(POLICY, mlp_size=0)

@@ -193,6 +193,46 @@ def test_a_head_on_policy_states_reads_the_policy_and_leaves_it_alone():
     assert np.any(a != b) and np.all((a > 0) & (a < 1))
 
 
+def test_an_adopted_backbone_is_trained_and_the_callers_arrays_stay():
+    """Around the backbone of a fresh state it is that state: the same scores, and the same fit."""
+    trainer, examples = _trainer(), _examples(12)
+    fresh = trainer.init(jax.random.key(0))
+    backbone = jax.device_get(fresh.params["decoder"])
+    before = jax.tree.map(np.copy, backbone)
+    adopted = trainer.adopt(backbone, jax.random.key(1))
+    for a, b in zip(jax.tree.leaves(adopted), jax.tree.leaves(fresh), strict=True):
+        assert (a.shape, a.dtype, a.sharding) == (b.shape, b.dtype, b.sharding)
+        np.testing.assert_array_equal(a, b)  # the read-out is zero with any key
+    fits = [trainer.fit(s, None, examples, np.random.default_rng(0), epochs=3)[0] for s in (fresh, adopted)]
+    jax.tree.map(np.testing.assert_array_equal, *fits)
+    assert np.any(np.asarray(fits[1].params["decoder"]["embed"]["embedding"]) != before["embed"]["embedding"])
+    jax.tree.map(np.testing.assert_array_equal, backbone, before)
+    assert trainer.compiles()["update"] == 1
+
+
+def test_device_arrays_in_place_are_not_copied():
+    trainer = _trainer()
+    backbone = trainer.init(jax.random.key(0)).params["decoder"]
+    adopted = trainer.adopt(backbone, jax.random.key(1))
+    for a, b in zip(jax.tree.leaves(adopted.params["decoder"]), jax.tree.leaves(backbone), strict=True):
+        assert a.unsafe_buffer_pointer() == b.unsafe_buffer_pointer()
+
+
+def test_backbones_that_do_not_fit():
+    backbone = jax.device_get(_trainer().init(jax.random.key(0)).params["decoder"])
+    with pytest.raises(ValueError, match="reads the policy's states and has no backbone"):
+        _trainer("head").adopt(backbone, jax.random.key(0))
+    embedding = backbone["embed"]["embedding"]
+    message = r"embedding'\] is float32 \(12, 16\) in the pretrained backbone, float32 \(13, 16\) in the model"
+    with pytest.raises(ValueError, match=message):
+        _trainer().adopt(backbone | {"embed": {"embedding": embedding[:12]}}, jax.random.key(0))
+    with pytest.raises(ValueError, match=r"final_norm'\]\['scale'\] is absent in the pretrained backbone"):
+        _trainer().adopt({k: v for k, v in backbone.items() if k != "final_norm"}, jax.random.key(0))
+    half = backbone | {"embed": {"embedding": embedding.astype(np.float16)}}
+    with pytest.raises(ValueError, match=r"is float16 \(13, 16\)"):
+        _trainer().adopt(half, jax.random.key(0))
+
+
 def test_too_long_a_history_is_named():
     trainer = _trainer()
     one = np.ones(1)

@@ -133,7 +133,8 @@ def run(mesh):
     trainer = PolicyTrainer(CFG, tx, loss, mesh, temperature=1.0, chunk=4, micro_rows=4, rescore=True)
     critic = PredictorTrainer(predictor.critic(CFG), tx, value.squared_error, replay.equal_weight, mesh, batch_rows=4,
                               row_length=T)
-    state, fitted, logs = trainer.init(jax.random.key(0)), critic.init(jax.random.key(1)), []
+    backbone = jax.device_get(critic.init(jax.random.key(1)).params["decoder"])
+    state, fitted, logs = trainer.init(jax.random.key(0)), critic.adopt(backbone, jax.random.key(1)), []
     for _ in range(2):
         state, a = trainer.update(state, batch, Plan(measure_kl=True), np.random.default_rng(0))
         fitted, b = critic.fit(fitted, None, examples, np.random.default_rng(0), epochs=2)
