@@ -115,7 +115,8 @@ AT_LEAST = {
     " predictor.warmup_steps budget.continuations_per_root loss.kl_coef loss.clip_high optimizer.learning_rate"
     " optimizer.warmup_steps optimizer.weight_decay predictor.learning_rate warm_start.learning_rate",
     1: "budget.pool sampling.max_turn_tokens sampling.max_observation_tokens sampling.concurrency engine.slots"
-    " engine.cache_rows engine.prefill_chunk engine.decode_steps eval.prompts eval.samples checkpoint.keep loss.epochs"
+    " engine.cache_rows engine.prefill_rows engine.prefill_chunk engine.decode_steps eval.prompts eval.samples"
+    " checkpoint.keep loss.epochs"
     " loss.mini_batches loss.micro_rows loss.logit_chunk predictor.epochs predictor.batch_rows"
     " predictor.warmup_rollouts predictor.replay_steps predictor.oracle_rollouts predictor.oracle_continuations"
     " predictor.hidden_size predictor.num_layers predictor.num_heads predictor.mlp_size warm_start.demonstrations"

@@ -89,6 +89,7 @@ class EngineConfig:
 
     slots: int = 64
     cache_rows: int = 640
+    prefill_rows: int = 16
     prefill_chunk: int = 8
     decode_steps: int = 4
 

@@ -117,7 +117,7 @@ def test_later_turns_and_forks_prefill_only_what_the_cache_lacks():
 
 def test_one_compile_per_call_however_the_work_is_mixed():
     engine, _ = run_episodes(range(9), slots=3)
-    assert engine.compiles() == {"copy": 2, "prefill": 1, "decode": 1}
+    assert engine.compiles() == {"preload": 0, "copy": 2, "prefill": 1, "decode": 1}
 
 
 def test_generation_ends_at_a_stop_id_the_token_limit_or_the_context():

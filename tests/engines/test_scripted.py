@@ -106,3 +106,18 @@ def test_close_is_recorded_and_may_be_repeated():
     asyncio.run(engine.close())
     asyncio.run(engine.close())
     assert engine.closed
+
+
+def test_preloaded_tokens_count_as_cached_and_must_begin_every_request():
+    engine = ScriptedEngine(lambda request: [5, 9])
+    asyncio.run(engine.preload(np.array([1, 2])))
+    assert generate(engine, [1, 2, 3]).cached_tokens == 2
+    # Afterwards 1 2 3 5 is known, to this salt only.
+    assert generate(engine, [1, 2, 3, 5, 9, 4]).cached_tokens == 4
+    assert generate(engine, [1, 2, 3, 5, 9, 4], salt="b").cached_tokens == 2
+    for tokens in ([1, 2], [1, 3, 2], [1]):
+        with pytest.raises(EngineError, match="does not begin with the 2 preloaded tokens"):
+            generate(engine, tokens)
+    asyncio.run(engine.set_weights(None, 1))
+    assert generate(engine, [1, 3, 2]).cached_tokens == 0
+    assert engine.preloaded_tokens == 2

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+
 from trace_jax.types import GenerateRequest, Generation
 
 
@@ -20,6 +22,7 @@ class Engine(Protocol):
     """Samples one turn at a time; many requests may be in flight at once."""
 
     context_length: int  # tokens: the longest history plus generation that the engine can hold
+    preloaded_tokens: int  # tokens that `preload` has computed since the engine was made
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Samples until a stop id, `max_new_tokens` or the context's end; the stop id is kept.
@@ -30,6 +33,14 @@ class Engine(Protocol):
 
     async def set_weights(self, params: Any, version: int) -> None:
         """Serves `params` from now on, labels generations with `version`, and forgets every cached prefix."""
+        ...
+
+    async def preload(self, tokens: np.ndarray) -> None:
+        """Computes `tokens` (int32 [n]) once, as the beginning that all requests share until the next `set_weights`.
+
+        They count as cached in every generation, and in `preloaded_tokens` once. A request that does not begin with
+        them, or holds nothing after them, raises `EngineError`. No tokens: nothing is shared.
+        """
         ...
 
     async def close(self) -> None:

@@ -3,8 +3,10 @@
 A request takes a slot. What the cache already holds of its history is copied into the slot, the rest is prefilled in
 chunks of a fixed width, and the slot decodes until a stop id. The finished row is copied back to the cache, where the
 next turn of the same episode, or a fork of it, finds it: a fork prefills only what its parent's row does not hold.
+What all requests begin with (few-shot examples, say) can be preloaded: it is computed and stored once, and slots and
+cache rows hold only what comes after it.
 
-Results never depend on arrival order. Every device call has one static shape ([W, C] to prefill, [W, 1] to decode), so
+Results never depend on arrival order. Every device call has one static shape ([P, C] to prefill, [W, 1] to decode), so
 a row's bits do not depend on its slot or its neighbours; noise comes from a key folded from the request's own key and
 the position; and each token is computed by the same call whoever asks first: the last token of a history and all but
 the last token of a generation by decode, everything else by prefill. The one exception is a full cache: evicted rows
@@ -39,6 +41,9 @@ class _Slot:
     stopped: bool = False
 
 
+_NO_TOKENS = np.zeros(0, np.int32)
+
+
 class LocalEngine:
     """`engines.base.Engine` in this process. One asyncio loop at a time; call `set_weights` before any request."""
 
@@ -46,6 +51,8 @@ class LocalEngine:
         self.config = config
         self.context_length = config.context_length
         self.weight_version = -1
+        self.preloaded_tokens = 0
+        self._trunk = _NO_TOKENS
         self._model = model
         self._device = local_device.Device(model, config)
         self._cache = PrefixCache(config.cache_rows, config.context_length)
@@ -60,7 +67,7 @@ class LocalEngine:
         return self._cache.evictions
 
     def compiles(self) -> dict[str, int]:
-        """Compiled variants of each device call: one each (the copy has two, in and out)."""
+        """Compiled variants of each device call: one each (the copy has two, in and out), for each trunk length."""
         return self._device.compiles()
 
     async def set_weights(self, params, version: int) -> None:
@@ -68,9 +75,37 @@ class LocalEngine:
         if self._queue or any(slot is not None for slot in self._slots):
             raise EngineError("set_weights while requests are running; wait for them first")
         self._device.set_weights(params)
+        self._forget(_NO_TOKENS)
+        self.weight_version = version
+
+    async def preload(self, tokens: np.ndarray) -> None:
+        """See `engines.base.Engine`. Another length than the last one compiles all calls anew and remakes the caches.
+
+        All salts share the trunk. Raises EngineError without weights, for tokens that leave no room in the context or
+        lie outside the vocabulary, and while requests are running.
+        """
+        tokens = np.array(tokens, np.int32)
+        if self.weight_version < 0:
+            raise EngineError("the engine has no weights; call set_weights first")
+        if self._queue or any(slot is not None for slot in self._slots):
+            raise EngineError("preload while requests are running; wait for them first")
+        if tokens.shape[0] > self.context_length - 2:
+            raise EngineError(
+                f"{tokens.shape[0]} tokens to preload leave no room in the engine's context of {self.context_length}; "
+                "enlarge it or shorten them"
+            )
+        self._check_ids(tokens)
+        if np.array_equal(tokens, self._trunk):
+            return  # the weights are those it was computed with
+        self._device.set_trunk(tokens)  # not in a thread: a request that came meanwhile would find half a change
+        self._forget(tokens)
+        self.preloaded_tokens += tokens.shape[0]
+
+    def _forget(self, trunk: np.ndarray) -> None:
+        """Empties the cache, whose rows hold what comes after `trunk` from now on."""
         self._cache.clear()
         self._held = [-1] * self.config.slots
-        self.weight_version = version
+        self._trunk = trunk
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Samples one turn. Raises EngineError for a request that can never be served, or when the engine is closed."""
@@ -88,17 +123,25 @@ class LocalEngine:
         self._fail_all(EngineError("the local engine was closed"))
 
     def _check(self, request: GenerateRequest) -> None:
-        n, vocabulary = request.tokens.shape[0], self._model.vocab_size
+        n, trunk = request.tokens.shape[0], self._trunk.shape[0]
         if self.weight_version < 0:
             raise EngineError("the engine has no weights; call set_weights first")
         if not 1 <= n < self.context_length:
             raise EngineError(f"a request of {n} tokens does not fit the engine's context of {self.context_length}")
-        if request.tokens.min() < 0 or request.tokens.max() >= vocabulary:
-            raise EngineError(f"a token id lies outside the vocabulary of {vocabulary}")
+        self._check_ids(request.tokens)
+        if trunk and not (n > trunk and np.array_equal(request.tokens[:trunk], self._trunk)):
+            raise EngineError(
+                f"a request of {n} tokens does not begin with the {trunk} preloaded ones and go on after them; "
+                "preload what all prompts share, or nothing"
+            )
         if request.max_new_tokens < 1 or request.temperature <= 0:
             raise EngineError("max_new_tokens must be at least 1 and temperature above 0")
         if len(request.stop_ids) > self.config.max_stop_ids:
             raise EngineError(f"{len(request.stop_ids)} stop ids, but max_stop_ids is {self.config.max_stop_ids}")
+
+    def _check_ids(self, tokens: np.ndarray) -> None:
+        if tokens.size and (tokens.min() < 0 or tokens.max() >= self._model.vocab_size):
+            raise EngineError(f"a token id lies outside the vocabulary of {self._model.vocab_size}")
 
     async def _work(self) -> None:
         """Admit, prefill, decode a few steps, hand out what is finished; until nobody waits."""
@@ -135,18 +178,19 @@ class LocalEngine:
 
     def _admit(self) -> local_device.Plan:
         """Gives free slots to waiting requests and says what must be copied and prefilled for them."""
-        plan = local_device.Plan()
+        plan, trunk = local_device.Plan(), self._trunk.shape[0]
         free = [i for i, slot in enumerate(self._slots) if slot is None]
         while self._queue and free:
             request, future = self._queue.pop(0)
-            row, cached = self._cache.longest_prefix(request.tokens, request.salt)
+            own = request.tokens[trunk:]
+            row, cached = self._cache.longest_prefix(own, request.salt)
             i = next((j for j in free if row >= 0 and self._held[j] == row), free[0])
             free.remove(i)
             if cached and self._held[i] != row:
                 plan.imports.append((i, row))
             self._held[i] = -1
-            self._slots[i] = _Slot(request, future, cached)
-            plan.prefills.append((i, cached, request.tokens[cached:-1]))
+            self._slots[i] = _Slot(request, future, trunk + cached)
+            plan.prefills.append((i, cached, own[cached:-1]))
             room = self.context_length - request.tokens.shape[0]
             self._device.admit(i, request, min(request.max_new_tokens, room))
         return plan
@@ -173,7 +217,8 @@ class LocalEngine:
         slot = self._slots[i]
         request, n = slot.request, slot.request.tokens.shape[0]
         tokens = np.asarray(slot.tokens, np.int32)
-        row = self._cache.insert(np.concatenate([request.tokens, tokens[:-1]]), request.salt)
+        own = request.tokens[self._trunk.shape[0] :]
+        row = self._cache.insert(np.concatenate([own, tokens[:-1]]), request.salt)
         self._held = [-1 if held == row else held for held in self._held]
         self._release(i, row)
         if not slot.future.done():

@@ -1,4 +1,4 @@
-"""The device side of the local engine: caches, slot state and the four jitted calls, each of one static shape."""
+"""The device side of the local engine: caches, slot state and the jitted calls, each of one static shape."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from trace_jax.engines import sampling
 from trace_jax.models import decoder
 from trace_jax.models.config import DecoderConfig
 from trace_jax.types import GenerateRequest
@@ -20,7 +21,8 @@ class LocalEngineConfig:
 
     slots: int = 64  # W: rows that decode together
     cache_rows: int = 512  # R: finished rows kept for reuse; at least the episodes in flight, plus forked parents
-    context_length: int = 128  # S: tokens of a row, prompt and everything after it
+    context_length: int = 128  # tokens of a row in all: trunk, prompt and everything after it
+    prefill_rows: int = 16  # P: slots of a prefill call, at most W
     prefill_chunk: int = 8  # C: tokens of each slot per prefill call
     decode_steps: int = 4  # device steps between two looks at the queue
     max_stop_ids: int = 4
@@ -35,18 +37,21 @@ class Plan:
 
 
 class Device:
-    """Slot cache [W, ...], row cache [R, ...] and per-slot state. Not thread safe: one call at a time."""
+    """Slot cache [W, ...], row cache [R, ...], trunk and per-slot state. Not thread safe: one call at a time.
+
+    Positions of a slot are counted from the end of the trunk, and its rows have `context_length` minus the trunk's
+    length. The caches are made at the first call that needs them, so that only the length in use takes memory.
+    """
 
     def __init__(self, model: DecoderConfig, config: LocalEngineConfig):
         self._config = config
         self._model = decoder.engine_config(model)
         self._to_layout = jax.jit(functools.partial(decoder.engine_params, model))
         self._home = jax.local_devices()[0]
-        # Placed like the parameters, so that the first call already has the layout of all later ones: one compile.
-        empty = lambda rows: jax.device_put(decoder.init_cache(self._model, rows, config.context_length), self._home)
-        self._slot_cache, self._row_cache = empty(config.slots), empty(config.cache_rows)
-        self._params = None
+        self._params = self._trunk = self._slot_cache = self._row_cache = None
+        self._length = 0  # S of the caches
         w = config.slots
+        self._prefill_rows = min(config.prefill_rows, w)
         self._token = np.zeros(w, np.int32)  # next token to feed
         self._start = np.zeros(w, np.int32)  # its position
         self._left = np.zeros(w, np.int32)  # tokens that may still be sampled; 0 = the slot is free
@@ -54,23 +59,28 @@ class Device:
         self._temperature = np.ones(w, np.float32)
         self._stop = np.full((w, config.max_stop_ids), -1, np.int32)
         self._key = np.zeros((w, 2), np.uint32)
+        self._preload = jax.jit(functools.partial(_preload, self._model))
         self._copy = jax.jit(functools.partial(_copy_rows), donate_argnums=0)  # a partial: its own compile cache
-        self._prefill = jax.jit(functools.partial(_prefill, self._model), donate_argnums=1)
-        self._decode = jax.jit(functools.partial(_decode, self._model, config.decode_steps), donate_argnums=1)
+        self._prefill = jax.jit(functools.partial(_prefill, self._model), donate_argnums=2)
+        self._decode = jax.jit(functools.partial(_decode, self._model, config.decode_steps), donate_argnums=2)
 
     def compiles(self) -> dict[str, int]:
         """Compiled variants of each call."""
-        calls = {"copy": self._copy, "prefill": self._prefill, "decode": self._decode}
+        calls = {"preload": self._preload, "copy": self._copy, "prefill": self._prefill, "decode": self._decode}
         return {name: call._cache_size() for name, call in calls.items()}
 
     def set_weights(self, params) -> None:
         """Takes parameters in the trainer's layout, sharded or not; keeps its own copy on this engine's device."""
-        self._params = self._to_layout(jax.device_put(params, self._home))
+        self._params, self._trunk = self._to_layout(jax.device_put(params, self._home)), None
+
+    def set_trunk(self, tokens: np.ndarray) -> None:
+        """Computes the keys and values that every row shares from now on; no tokens: none."""
+        self._trunk = self._preload(self._params, tokens[None]) if tokens.shape[0] else None
 
     def admit(self, slot: int, request: GenerateRequest, limit: int) -> None:
         """Sets up a slot to decode `request` for at most `limit` tokens."""
         self._token[slot] = request.tokens[-1]
-        self._start[slot] = request.tokens.shape[0] - 1
+        self._start[slot] = request.tokens.shape[0] - 1 - decoder.trunk_length(self._trunk)
         self._left[slot] = self._limit[slot] = limit
         self._temperature[slot] = request.temperature
         self._stop[slot] = -1
@@ -87,17 +97,28 @@ class Device:
 
     def run(self, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         """Copies, prefills and decodes. Returns sampled ids (-1 where none) and log-probs, [W, decode_steps]."""
+        self._make_caches()
         self._slot_cache = self._copied(self._slot_cache, self._row_cache, plan.imports)
         self._run_prefill(plan.prefills)
         state = (self._token, self._start, self._left)
         fixed = (self._temperature, self._stop, self._key)
-        self._slot_cache, state, token_WN, logprob_WN = self._decode(self._params, self._slot_cache, state, fixed)
+        self._slot_cache, state, token_WN, logprob_WN = self._decode(
+            self._params, self._trunk, self._slot_cache, state, fixed
+        )
         self._token, self._start, self._left = (np.array(x) for x in state)
         return np.asarray(token_WN), np.asarray(logprob_WN)
 
     def export(self, pairs: list[tuple[int, int]]) -> None:
         """Copies finished slots (slot, row) into the row cache."""
         self._row_cache = self._copied(self._row_cache, self._slot_cache, [(row, slot) for slot, row in pairs])
+
+    def _make_caches(self) -> None:
+        length = self._config.context_length - decoder.trunk_length(self._trunk)
+        if length != self._length:
+            self._length, self._slot_cache, self._row_cache = length, None, None  # the old ones go first
+            # Placed like the parameters, so that the first call already has the layout of all later ones: one compile.
+            empty = lambda rows: jax.device_put(decoder.init_cache(self._model, rows, length), self._home)
+            self._slot_cache, self._row_cache = empty(self._config.slots), empty(self._config.cache_rows)
 
     def _copied(self, target, source, pairs: list[tuple[int, int]]):
         if not pairs:
@@ -107,16 +128,23 @@ class Device:
         return self._copy(target, source, index[0], index[1], np.int32(len(pairs)))
 
     def _run_prefill(self, prefills: list[tuple[int, int, np.ndarray]]) -> None:
-        width = self._config.prefill_chunk
-        longest = max((tokens.shape[0] for _, _, tokens in prefills), default=0)
-        for at in range(0, longest, width):
-            token = np.zeros((self._config.slots, width), np.int32)
-            start, count = np.zeros(self._config.slots, np.int32), np.zeros(self._config.slots, np.int32)
-            for slot, cached, tokens in prefills:
-                part = tokens[at : at + width]
-                token[slot, : part.shape[0]] = part
-                start[slot], count[slot] = cached + at, part.shape[0]
-            self._slot_cache = self._prefill(self._params, self._slot_cache, token, start, count)
+        """Chunk after chunk of every slot, the slots with most left first: the fewest calls."""
+        width, rows = self._config.prefill_chunk, self._prefill_rows
+        left = [(slot, start, tokens) for slot, start, tokens in prefills if tokens.shape[0]]
+        while left:
+            left.sort(key=lambda entry: -entry[2].shape[0])
+            token = np.zeros((rows, width), np.int32)
+            slots, start, count = (np.zeros(rows, np.int32) for _ in range(3))
+            now, left = left[:rows], left[rows:]
+            for i, (slot, at, tokens) in enumerate(now):
+                part, rest = tokens[:width], tokens[width:]
+                token[i, : part.shape[0]] = part
+                slots[i], start[i], count[i] = slot, at, part.shape[0]
+                if rest.shape[0]:
+                    left.append((slot, at + width, rest))
+            self._slot_cache = self._prefill(
+                self._params, self._trunk, self._slot_cache, slots, token, start, count, np.int32(len(now))
+            )
 
 
 def _copy_rows(target, source, target_row, source_row, count):
@@ -132,31 +160,38 @@ def _copy_rows(target, source, target_row, source_row, count):
     return jax.lax.fori_loop(0, count, body, target)
 
 
-def _prefill(model, params, cache, token_WC, start_W, count_W):
-    return decoder.extend(model, params, token_WC, start_W, count_W, cache)[1]
+def _preload(model, params, token_1L):
+    length = token_1L.shape[1]
+    start, count = jnp.zeros(1, jnp.int32), jnp.full(1, length, jnp.int32)
+    cache = decoder.init_cache(model, 1, length)
+    return decoder.as_trunk(decoder.extend(model, params, token_1L, start, count, cache)[1])
 
 
-def _decode(model, steps, params, cache, state, fixed):
+def _prefill(model, params, trunk, cache, slot_P, token_PC, start_P, count_P, rows):
+    """Feeds tokens to the slots `slot_P[:rows]`; the rest of the call is padding."""
+    part = jax.tree.map(lambda x: x[slot_P], cache)
+    part = decoder.extend(model, params, token_PC, start_P, count_P, part, trunk)[1]
+    return _copy_rows(cache, part, slot_P, jnp.arange(slot_P.shape[0]), rows)
+
+
+def _decode(model, steps, params, trunk, cache, state, fixed):
     """Up to `steps` tokens for every slot with something left to sample. Ends early when no slot has."""
     temperature_W, stop_WJ, key_W2 = fixed
-    key_W = jax.random.wrap_key_data(key_W2)
-    kernel_DV = decoder.unembed(model, params)
+    kernel_DV = decoder.unembed(model, params).astype(jnp.float32)
     slots = temperature_W.shape[0]
-
-    def sample(hidden_WD, start_W):
-        logits_WV = hidden_WD @ kernel_DV.astype(jnp.float32) / temperature_W[:, None]
-        logprob_WV = jax.nn.log_softmax(logits_WV)
-        noise = jax.vmap(lambda key, at: jax.random.gumbel(jax.random.fold_in(key, at), logits_WV.shape[1:]))
-        token_W = jnp.argmax(logprob_WV + noise(key_W, start_W), axis=-1).astype(jnp.int32)
-        return token_W, jnp.take_along_axis(logprob_WV, token_W[:, None], axis=-1)[:, 0]
+    # A slot's noise depends on its key and the position in the whole row, trunk included, and on nothing else.
+    at_WN = state[1][:, None] + decoder.trunk_length(trunk) + jnp.arange(steps)[None]
+    noise = jax.vmap(jax.vmap(lambda key, at: jax.random.uniform(jax.random.fold_in(key, at)), (None, 0)))
+    noise_WN = noise(jax.random.wrap_key_data(key_W2), at_WN)
 
     def body(carry):
         i, cache, (token_W, start_W, left_W), out_WN, logprob_WN = carry
         live_W = left_W > 0
         hidden_WCD, cache = decoder.extend(
-            model, params, token_W[:, None], start_W, live_W.astype(jnp.int32), cache
+            model, params, token_W[:, None], start_W, live_W.astype(jnp.int32), cache, trunk
         )
-        new_W, logprob_W = sample(hidden_WCD[:, 0], start_W)
+        logits_WV = hidden_WCD[:, 0] @ kernel_DV / temperature_W[:, None]
+        new_W, logprob_W = sampling.draw(logits_WV, noise_WN[:, i])
         stopped_W = jnp.any(new_W[:, None] == stop_WJ, axis=-1)
         left_W = jnp.where(live_W & ~stopped_W, left_W - 1, 0)
         state = (jnp.where(live_W, new_W, token_W), start_W + live_W, left_W)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from trace_jax.engines.base import EngineError
 from trace_jax.types import GenerateRequest, Generation
 
 LOGPROB = -0.5  # log-prob of every scripted token; any finite value <= 0 would do
@@ -38,6 +39,8 @@ class ScriptedEngine:
         self.requests: list[GenerateRequest] = []
         self.version = 0
         self.closed = False
+        self.preloaded_tokens = 0
+        self._trunk = np.zeros(0, np.int32)
         self._script = script
         self._delay = delay
         self._memory: dict[str, dict] = {}  # salt -> trie of token ids whose keys and values are "computed"
@@ -45,6 +48,9 @@ class ScriptedEngine:
     async def generate(self, request: GenerateRequest) -> Generation:
         """Returns the scripted turn with `cached_tokens` by longest common prefix (see `_cached`)."""
         self.requests.append(request)
+        trunk = self._trunk.shape[0]
+        if trunk and not (request.tokens.shape[0] > trunk and np.array_equal(request.tokens[:trunk], self._trunk)):
+            raise EngineError(f"a request does not begin with the {trunk} preloaded tokens; preload others")
         if self._delay is not None:
             await asyncio.sleep(self._delay(request))
         cached = self._cached(request)
@@ -58,6 +64,12 @@ class ScriptedEngine:
         """Records the version and forgets every prefix; `params` are ignored."""
         self.version = version
         self._memory.clear()
+        self._trunk = np.zeros(0, np.int32)
+
+    async def preload(self, tokens: np.ndarray) -> None:
+        """From now on every request must begin with `tokens`, which count as cached."""
+        self._trunk = np.asarray(tokens, np.int32)
+        self.preloaded_tokens += self._trunk.shape[0]
 
     async def close(self) -> None:
         """Marks the engine as closed."""
@@ -84,7 +96,7 @@ class ScriptedEngine:
         tokens = request.tokens.tolist()
         for length, token in enumerate(tokens[:-1]):
             if token not in trie:
-                return length
+                return max(length, self._trunk.shape[0])
             trie = trie[token]
         return len(tokens) - 1
 

@@ -15,12 +15,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from trace_jax.models import attention
+from trace_jax.models.attention import KeyValue
 from trace_jax.models.config import DecoderConfig
 from trace_jax.models.layers import Kernel, Linear, Norm, apply_rope, rope_table
 
 Params = Any
-KeyValue = tuple[jax.Array, jax.Array]  # keys and values of one layer, each [W, K, S, H]
-_MASKED = -1e30  # finite, so that a row that sees nothing yields numbers and not NaN
 
 
 def init_params(cfg: DecoderConfig, key: jax.Array) -> Params:
@@ -65,25 +65,41 @@ def extend(
     start_W: jax.Array,
     count_W: jax.Array,
     cache: list[KeyValue],
+    trunk: list[KeyValue] | None = None,
 ) -> tuple[jax.Array, list[KeyValue]]:
     """Feeds new tokens of each slot through the model on top of its cache: prefill (C > 1) and decode (C = 1).
 
     Slot w has `start_W[w]` tokens in its cache and gets the first `count_W[w]` (0..C) of its row; the rest is padding.
+    With a trunk (`as_trunk`), the tokens of every slot come after the trunk's, which are stored once for all.
     Returns float32 hidden states [W, C, D] and the new cache. Needs `scan_layers=False`: see `engine_params`.
     """
     if cfg.scan_layers:
         raise ValueError("extend needs unrolled layers; convert with engine_params first")
-    pos_WC = start_W[:, None] + jnp.arange(token_WC.shape[1])[None, :]
-    visible_WCS = jnp.arange(cache[0][0].shape[2])[None, None, :] <= pos_WC[:, :, None]
-    cache = [(*layer, start_W, count_W) for layer in cache]
+    at_WC = start_W[:, None] + jnp.arange(token_WC.shape[1])[None, :]
+    visible_WCS = jnp.arange(cache[0].values.shape[2])[None, None, :] <= at_WC[:, :, None]
+    pos_WC = at_WC + trunk_length(trunk)
+    cache = [(layer, start_W, count_W, trunk[i] if trunk else None) for i, layer in enumerate(cache)]
     hidden_WCD, cache = Decoder(cfg).apply({"params": params}, token_WC, pos_WC, visible_WCS, cache)
     return hidden_WCD.astype(jnp.float32), cache
 
 
 def init_cache(cfg: DecoderConfig, rows: int, length: int) -> list[KeyValue]:
-    """An empty cache: for each layer keys and values [rows, K, length, H] in `cfg.dtype`."""
-    shape = (rows, cfg.num_kv_heads, length, cfg.head_dim)
-    return [(jnp.zeros(shape, cfg.dtype), jnp.zeros(shape, cfg.dtype)) for _ in range(cfg.num_layers)]
+    """An empty cache in `cfg.dtype`: the keys and values of each layer."""
+    k, h = cfg.num_kv_heads, cfg.head_dim
+    empty = lambda: KeyValue(
+        jnp.zeros((rows, k, h, length), cfg.dtype), jnp.zeros((rows, k, length, h), cfg.dtype)
+    )
+    return [empty() for _ in range(cfg.num_layers)]
+
+
+def as_trunk(cache: list[KeyValue]) -> list[KeyValue]:
+    """The cache of one row, filled to its end, as the beginning that all rows of another cache share."""
+    return jax.tree.map(lambda x: x[0], cache)
+
+
+def trunk_length(trunk: list[KeyValue] | None) -> int:
+    """Tokens of a trunk; 0 without one."""
+    return trunk[0].values.shape[1] if trunk else 0
 
 
 def unembed(cfg: DecoderConfig, params: Params) -> jax.Array:
@@ -197,11 +213,12 @@ class Attention(nn.Module):
             q_BTNH = _norm(cfg, "q_norm", "head_dim")(q_BTNH)
             k_BTKH = _norm(cfg, "k_norm", "head_dim")(k_BTKH)
         q_BTNH, k_BTKH = apply_rope(q_BTNH, rope), apply_rope(k_BTKH, rope)
-        k_BKSH, v_BKSH = k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
-        if cache is not None:
-            k_BKSH, v_BKSH = _write(cache, k_BTKH, v_BTKH)
-            cache = (k_BKSH, v_BKSH)
-        out_BTNH = _attend(q_BTNH, k_BKSH, v_BKSH, visible_BTS)
+        if cache is None:
+            out_BTNH = attention.attend(q_BTNH, k_BTKH, v_BTKH, visible_BTS)
+        else:
+            old, start_W, count_W, trunk = cache
+            cache = attention.write(old, start_W, count_W, k_BTKH, v_BTKH)
+            out_BTNH = attention.attend_cached(q_BTNH, cache, visible_BTS, trunk)
         shapes = ((cfg.num_heads, cfg.head_dim), (cfg.hidden_size,))
         return _linear(cfg, *shapes, ("heads", "head_dim", "embed"), bias=cfg.o_bias, name="o")(out_BTNH), cache
 
@@ -247,33 +264,3 @@ def _linear(cfg: DecoderConfig, inputs, outputs, axes, *, name: str, bias: bool 
 
 def _norm(cfg: DecoderConfig, name: str, axis: str = "embed") -> Norm:
     return Norm(axis, cfg.rms_norm_eps, cfg.dtype, cfg.param_dtype, name=name)
-
-
-def _write(cache, k_WCKH, v_WCKH) -> KeyValue:
-    """Writes the first `count` new keys and values of each slot at start, start + 1, ..."""
-    k_WKSH, v_WKSH, start_W, count_W = cache
-    if k_WCKH.shape[1] == 1:  # decode: touch one position of each slot
-        slot_W = jnp.arange(start_W.shape[0])
-        at_W = jnp.where(count_W > 0, start_W, k_WKSH.shape[2])  # out of range: mode="drop" ignores it
-        put = lambda old, new: old.at[slot_W, :, at_W].set(new[:, 0].astype(old.dtype), mode="drop")
-    else:  # prefill: a scatter of W * C positions is a serial loop on a CPU, a gather is not
-        from_WS = jnp.arange(k_WKSH.shape[2])[None] - start_W[:, None]
-        fresh_WS = (from_WS >= 0) & (from_WS < count_W[:, None])
-        from_WS = jnp.clip(from_WS, 0, k_WCKH.shape[1] - 1)
-
-        def put(old, new):
-            new = jnp.take_along_axis(new, from_WS[:, :, None, None], axis=1).swapaxes(1, 2)
-            return jnp.where(fresh_WS[:, None, :, None], new.astype(old.dtype), old)
-
-    return put(k_WKSH, k_WCKH), put(v_WKSH, v_WCKH)
-
-
-def _attend(q_BTNH, k_BKSH, v_BKSH, visible_BTS):
-    b, t, n, h = q_BTNH.shape
-    kv = k_BKSH.shape[1]
-    q_BKGTH = q_BTNH.reshape(b, t, kv, n // kv, h).transpose(0, 2, 3, 1, 4)
-    score = jnp.einsum("bkgth,bksh->bkgts", q_BKGTH, k_BKSH, preferred_element_type=jnp.float32) * h**-0.5
-    score = jnp.where(visible_BTS[:, None, None], score, _MASKED)
-    weight = jax.nn.softmax(score, axis=-1).astype(v_BKSH.dtype)
-    out_BKGTH = jnp.einsum("bkgts,bksh->bkgth", weight, v_BKSH)
-    return out_BKGTH.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)

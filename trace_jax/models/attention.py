@@ -1,0 +1,91 @@
+"""Attention over the row itself, over a cache, and over a trunk that all rows share. Arrays in, arrays out.
+
+Shape letters: B rows (W slots), T tokens fed at once (C), N query heads, K key/value heads, G = N / K, M = B G T
+queries of one key/value head, H head_dim, S cache length, L tokens of the trunk.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_MASKED = -1e30  # finite, so that a row that sees nothing yields numbers and not NaN
+
+
+class KeyValue(NamedTuple):
+    """Keys and values of one layer.
+
+    Keys lie with the positions last: scores then are a plain matrix product, which a CPU does in half the time.
+    """
+
+    keys: jax.Array  # [W, K, H, S]; of a trunk [K, H, L]
+    values: jax.Array  # [W, K, S, H]; of a trunk [K, L, H]
+
+
+def attend(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, visible_BTS: jax.Array) -> jax.Array:
+    """softmax(q k / sqrt(H)) v over the row's own tokens, [B, T, N, H]; f32 scores."""
+    return _mix(q_BTNH, k_BTKH.transpose(0, 2, 3, 1), v_BTKH.swapaxes(1, 2), visible_BTS)
+
+
+def attend_cached(q_BTNH: jax.Array, cache: KeyValue, visible_BTS: jax.Array, trunk: KeyValue | None) -> jax.Array:
+    """The same over [trunk; cache], [B, T, N, H]: every query sees the whole trunk, `visible_BTS` is for the cache."""
+    if trunk is None:
+        return _mix(q_BTNH, cache.keys, cache.values, visible_BTS)
+    b, t, n, h = q_BTNH.shape
+    kv = cache.keys.shape[1]
+    own_BKGTS = _scores(q_BTNH, cache.keys, visible_BTS)
+    # The trunk has no row axis: one product per head, with the queries of all rows as its rows.
+    q_KMH = q_BTNH.reshape(b, t, kv, n // kv, h).transpose(2, 0, 3, 1, 4).reshape(kv, -1, h)
+    shared_KML = jnp.einsum("kmh,khl->kml", q_KMH, trunk.keys, preferred_element_type=jnp.float32) * h**-0.5
+    by_row = lambda x_KM: x_KM.reshape(kv, b, n // kv, t, *x_KM.shape[2:]).swapaxes(0, 1)
+    by_head = lambda x_BKGT: x_BKGT.swapaxes(0, 1).reshape(kv, -1)
+    top_BKGT = jnp.maximum(own_BKGTS.max(-1), by_row(shared_KML.max(-1)))
+    own_BKGTS = jnp.exp(own_BKGTS - top_BKGT[..., None])
+    shared_KML = jnp.exp(shared_KML - by_head(top_BKGT)[..., None])
+    total_BKGT = own_BKGTS.sum(-1) + by_row(shared_KML.sum(-1))
+    dtype = cache.values.dtype
+    out_BKGTH = jnp.einsum("bkgts,bksh->bkgth", own_BKGTS.astype(dtype), cache.values)
+    out_BKGTH += by_row(jnp.einsum("kml,klh->kmh", shared_KML.astype(dtype), trunk.values))
+    return _heads_last(out_BKGTH / total_BKGT[..., None].astype(dtype))
+
+
+def write(cache: KeyValue, start_W: jax.Array, count_W: jax.Array, k_WCKH: jax.Array, v_WCKH: jax.Array) -> KeyValue:
+    """Writes the first `count` new keys and values of each slot at start, start + 1, ..."""
+    length = cache.values.shape[2]
+    if k_WCKH.shape[1] == 1:  # decode: touch one position of each slot
+        slot_W = jnp.arange(start_W.shape[0])
+        at_W = jnp.where(count_W > 0, start_W, length)  # out of range: mode="drop" ignores it
+        keys = cache.keys.at[slot_W, :, :, at_W].set(k_WCKH[:, 0].astype(cache.keys.dtype), mode="drop")
+        values = cache.values.at[slot_W, :, at_W].set(v_WCKH[:, 0].astype(cache.values.dtype), mode="drop")
+        return KeyValue(keys, values)
+    # prefill: a scatter of W * C positions is a serial loop on a CPU, a gather is not
+    from_WS = jnp.arange(length)[None] - start_W[:, None]
+    fresh_WS = (from_WS >= 0) & (from_WS < count_W[:, None])
+    from_WS = jnp.clip(from_WS, 0, k_WCKH.shape[1] - 1)
+    spread = lambda new_WCKH: jnp.take_along_axis(new_WCKH, from_WS[:, :, None, None], axis=1)
+    keys = spread(k_WCKH).transpose(0, 2, 3, 1).astype(cache.keys.dtype)
+    values = spread(v_WCKH).swapaxes(1, 2).astype(cache.values.dtype)
+    return KeyValue(
+        jnp.where(fresh_WS[:, None, None, :], keys, cache.keys),
+        jnp.where(fresh_WS[:, None, :, None], values, cache.values),
+    )
+
+
+def _mix(q_BTNH, k_BKHS, v_BKSH, visible_BTS):
+    weight_BKGTS = jax.nn.softmax(_scores(q_BTNH, k_BKHS, visible_BTS), axis=-1).astype(v_BKSH.dtype)
+    return _heads_last(jnp.einsum("bkgts,bksh->bkgth", weight_BKGTS, v_BKSH))
+
+
+def _scores(q_BTNH, k_BKHS, visible_BTS):
+    b, t, n, h = q_BTNH.shape
+    kv = k_BKHS.shape[1]
+    q_BKGTH = q_BTNH.reshape(b, t, kv, n // kv, h).transpose(0, 2, 3, 1, 4)
+    score_BKGTS = jnp.einsum("bkgth,bkhs->bkgts", q_BKGTH, k_BKHS, preferred_element_type=jnp.float32) * h**-0.5
+    return jnp.where(visible_BTS[:, None, None], score_BKGTS, _MASKED)
+
+
+def _heads_last(x_BKGTH):
+    b, k, g, t, h = x_BKGTH.shape
+    return x_BKGTH.transpose(0, 3, 1, 2, 4).reshape(b, t, k * g, h)
