@@ -15,13 +15,15 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.tiny_run import bits, go, restored, settings, timeless
-from trace_jax import assemble
 from trace_jax import run as run_lib
+from trace_jax import setup_run
 from trace_jax.config import ConfigError
 from trace_jax.models import decoder
 from trace_jax.models import folder as model_folder
 from trace_jax.models.config import DecoderConfig
+from trace_jax.setup_predictor import make_learned
 from trace_jax.tasks import tokenizer as tokenizers
+from trace_jax.train import sharding
 
 LIMIT = 12  # tokens that the critic reads: a question has 6, a turn 8, so every history with a turn is cut
 # Of Llama's kind and with a language-model head, unlike the policy; room for 64 positions.
@@ -77,25 +79,42 @@ def done(folder, critic):
     return go(tiny(folder, critic[0]), folder / "done")
 
 
-def one_line(error) -> None:
-    assert "\n" not in str(error.value)
+def learned_of(config, skip=0):
+    """The predictor alone: no warm start, no engine."""
+    tokenizer = setup_run.make_tokenizer(config, setup_run.make_task(config))
+    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
+    return make_learned(config, setup_run.make_model(config, len(tokenizer)), mesh, tokenizer, skip=skip)
 
 
-def test_it_starts_as_the_folder_has_it_and_says_one_half(folder, critic, tmp_path):
-    """Every weight but the unused head's, in the policy's layout; the read-out is zero, so all scores are 1/2."""
+@pytest.mark.parametrize("scan, fuse", [(False, True), (True, False)])
+def test_it_starts_as_the_folder_has_it(folder, critic, scan, fuse):
+    """Every weight but the unused head's, in the policy's layout; the read-out is zero."""
     path, cfg, params = critic
-    config = tiny(folder, path)
-    assert config.model.fuse_projections
-    learned = assemble.assemble(config, tmp_path).learned
-    got = learned.state.params
-    want = decoder.engine_params(cfg, {name: value for name, value in params.items() if name != "lm_head"})
-    jax.tree.map(np.testing.assert_array_equal, got["decoder"], want)
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(got["head"])) and int(learned.state.step) == 0
-    assert learned.trainer.row_length == LIMIT
+    learned = learned_of(tiny(folder, path, {"model.scan_layers": scan, "model.fuse_projections": fuse}))
+    got = dict(learned.state.params["decoder"])
+    want = {name: value for name, value in params.items() if name != "lm_head"}
+    if fuse:
+        want = decoder.engine_params(cfg, want)
+    if scan:
+        layers = [want.pop(f"layer_{i}") for i in range(cfg.num_layers)]
+        want["layers"] = jax.tree.map(lambda *leaves: np.stack(leaves), *layers)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(learned.state.params["head"]))
+    assert int(learned.state.step) == 0 and learned.trainer.row_length == LIMIT
     template = learned.trainer.abstract_state()
     assert jax.tree.structure(template) == jax.tree.structure(learned.state)
     for leaf, abstract in zip(jax.tree.leaves(learned.state), jax.tree.leaves(template), strict=True):
         assert (leaf.shape, leaf.dtype, leaf.sharding) == (abstract.shape, abstract.dtype, abstract.sharding)
+
+
+def test_what_prompts_share_is_left_out_for_a_critic_only(folder, critic):
+    config = tiny(folder, critic[0])
+    assert learned_of(config, skip=2).scorer.view.skip == 2
+    scratch = {"predictor.path": None}
+    assert learned_of(tiny(folder, "", scratch), skip=2).scorer.view.skip == 2
+    assert learned_of(tiny(folder, "", scratch | {"predictor.kind": "policy_head"}), skip=2).scorer.view.skip == 0
+    for changes in ({"predictor.kind": "oracle"}, {"strategy": "grpo"}):
+        assert learned_of(tiny(folder, "", scratch | changes)) is None
 
 
 def test_it_is_fitted(done, critic):
@@ -135,20 +154,20 @@ def test_two_steps_and_two_more_are_four(done, folder, critic):
     assert bits(restored(done.config, halves)) == bits(done.parts)
 
 
-def test_the_policys_tokenizer_is_recognised(folder, done, tmp_path):
+def test_the_policys_tokenizer_is_recognised(folder, done):
     """The critic from the policy's own folder reads the policy's ids; its limit is then the rows' length."""
     config = tiny(folder, folder / "warm" / "arithmetic", {"predictor.max_tokens": None})
-    learned = assemble.assemble(config, tmp_path).learned
+    learned = learned_of(config)
     assert learned.scorer.view.recode is None
     assert learned.scorer.view.max_tokens == learned.trainer.row_length == config.loss.row_length
 
 
 @pytest.mark.parametrize("kind", ["critic", "policy_head"])
-def test_a_limit_without_a_folder(folder, done, tmp_path, kind):
-    learned = assemble.assemble(tiny(folder, "", {"predictor.path": None, "predictor.kind": kind}), tmp_path).learned
+def test_a_limit_without_a_folder(folder, done, kind):
+    learned = learned_of(tiny(folder, "", {"predictor.path": None, "predictor.kind": kind}))
     assert learned.scorer.view.max_tokens == learned.trainer.row_length == LIMIT < done.parts.limits.context_length
-    prompts = done.parts.prompts("train", 0, 3)
     learned.scorer.set_params(learned.state.params, done.parts.policy.params)
+    prompts = done.parts.prompts("train", 0, 3)
     assert asyncio.run(learned.scorer.score_prompts(prompts)).tolist() == [0.5] * 3
 
 
@@ -180,10 +199,15 @@ def edit(folder: Path, **changes) -> None:
     ],
     ids=["folder", "tokenizer", "config", "weights", "truncated", "vocabulary", "shapes", "limit", "rows"],
 )
-def test_folders_that_cannot_be_used(folder, done, critic, tmp_path, damage, changes, message):
+def test_folders_that_cannot_be_used(folder, critic, tmp_path, damage, changes, message):
     path = tmp_path / "critic"
     shutil.copytree(critic[0], path)
     damage(path)
     with pytest.raises(ConfigError, match=f"config.predictor.path: .*{message}") as error:
-        run_lib.run(tiny(folder, path, changes), tmp_path / "run")
-    one_line(error)
+        learned_of(tiny(folder, path, changes))
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_ends_in_that_line(folder, done, tmp_path):
+    with pytest.raises(ConfigError, match="config.predictor.path: model folder .*nowhere does not exist"):
+        run_lib.run(tiny(folder, tmp_path / "nowhere"), tmp_path / "run")

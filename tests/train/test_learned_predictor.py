@@ -1,4 +1,4 @@
-"""Concurrent scoring gives the bits of scoring one by one, and shared rows the scores of single ones; metrics by hand."""
+"""Concurrent scoring gives the bits of scoring one by one, shared rows the scores of single ones; metrics by hand."""
 
 from __future__ import annotations
 
