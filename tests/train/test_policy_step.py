@@ -154,6 +154,18 @@ def test_one_step_is_the_gradient_of_one_row_per_rollout():
     assert metrics["train/optimizer_steps"] == 1
 
 
+def test_a_trunk_in_each_row_gives_the_same_step():
+    # the prompt of every tree, 4 tokens, begins with the same 2: once per row instead of once per rollout
+    trunk = np.array([5, 9], np.int32)
+    trees = [dataclasses.replace(tree, token=np.concatenate([trunk, tree.token[2:]])) for tree in TREES]
+    shared = pack.pack_paths(trees, *_credits(trees), row_length=48, rows_multiple=1, skip_untrained=False, trunk=trunk)
+    assert np.sum(shared.end > 0) < np.sum(_batch(trees).end > 0)
+    moved, metrics = _moved(_trainer(), shared)
+    plain, expected = _moved(_trainer(), _batch(trees))
+    _close(moved, plain)
+    assert metrics["train/loss"] == pytest.approx(expected["train/loss"], abs=1e-6)
+
+
 def test_counts_and_gap_by_hand():
     batch = _batch(TREES, rows_multiple=8)
     _, metrics = _moved(_trainer(), batch)

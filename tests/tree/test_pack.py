@@ -282,3 +282,72 @@ def test_bad_prefixes_are_refused():
         pack.pack_prefixes([prefix[:0]], np.zeros(1), np.ones(1), row_length=2, rows_multiple=1)
     with pytest.raises(ValueError, match=r"1 prefixes, \(2,\) targets"):
         pack.pack_prefixes([prefix], np.zeros(2), np.ones(1), row_length=4, rows_multiple=1)
+
+
+TRUNK = np.array([90, 91, 92], np.int32)
+
+
+def with_trunk(tree: RolloutTree) -> RolloutTree:
+    """The tree with the trunk before its prompt."""
+    zeros = np.zeros(TRUNK.size)
+    return dataclasses.replace(
+        tree,
+        offset=np.concatenate([tree.offset[:1], tree.offset[1:] + TRUNK.size]).astype(tree.offset.dtype),
+        token=np.concatenate([TRUNK, tree.token]),
+        is_action=np.concatenate([zeros, tree.is_action]).astype(bool),
+        logprob=np.concatenate([zeros, tree.logprob]).astype(np.float32),
+    )
+
+
+@settings(max_examples=25)
+@given(batch=BATCHES, estimate=ESTIMATORS)
+def test_a_trunk_stands_once_in_a_row_and_changes_no_history(batch: list[Case], estimate):
+    trees = [with_trunk(case.tree) for case in batch]
+    credits, weights = credit_and_weights(trees, estimate)
+    arguments = {"row_length": ROW, "rows_multiple": 2, "skip_untrained": False}
+    plain = pack.pack_paths(trees, credits, weights, **arguments)
+    packed = pack.pack_paths(trees, credits, weights, trunk=TRUNK, **arguments)
+    read = []
+    for rows in (plain, packed):
+        tokens = []
+        for r in range(rows.shape[0]):
+            for q in np.flatnonzero(rows.end[r] > 0):
+                at, history = q, []
+                while at >= 0:  # backwards along `prev`
+                    assert at <= q < rows.end[r, at]  # what predicts q, directly or not, is what q sees
+                    history.append(int(rows.token[r, at]))
+                    at = rows.prev[r, at]
+                assert len(history) == rows.pos[r, q] + 1
+                seen = (np.arange(ROW) <= q) & (q < rows.end[r])
+                assert seen.sum() == len(history)
+                numbers = tuple(rows_of[r, q].item() for rows_of in (rows.weight, rows.adv_pos, rows.old_logprob))
+                if len(history) > TRUNK.size:
+                    tokens.append((tuple(history), numbers))
+        read.append(Counter(tokens))
+    assert read[0] == read[1]
+    used = int(np.any(packed.end > 0, axis=1).sum())
+    assert np.sum(np.isin(packed.token, TRUNK) & (packed.end == ROW)) == used * TRUNK.size
+
+
+def test_a_trunk_by_hand():
+    # Two rollouts of one action behind prompt 5 with the trunk 90 91 92 before it: one row holds 3 + 2 * 2 tokens.
+    tree = with_trunk(build([chain(1, 1.0, action=1)], prompt=[5]).tree)
+    action = int(tree.token[-1])
+    credits, weights = credit_and_weights([tree, tree])
+    batch = pack.pack_paths(
+        [tree, tree], credits, weights, row_length=8, rows_multiple=1, skip_untrained=False, trunk=TRUNK
+    )
+    assert batch.token.tolist() == [[90, 91, 92, 5, action, 5, action, 0]]
+    assert batch.pos.tolist() == [[0, 1, 2, 3, 4, 3, 4, 0]]
+    assert batch.prev.tolist() == [[-1, 0, 1, 2, 3, 2, 5, -1]]
+    assert batch.end.tolist() == [[8, 8, 8, 5, 5, 7, 7, 0]]
+
+
+def test_bad_trunks_are_named():
+    tree = with_trunk(build([chain(1, 1.0, action=1)], prompt=[5]).tree)
+    credits, weights = credit_and_weights([tree])
+    arguments = {"rows_multiple": 1, "skip_untrained": False}
+    with pytest.raises(ValueError, match="does not begin with the trunk of 3 tokens"):
+        pack.pack_paths([tree], credits, weights, row_length=8, trunk=TRUNK[::-1], **arguments)
+    with pytest.raises(ValueError, match="has 5 tokens, but a row holds 4"):
+        pack.pack_paths([tree], credits, weights, row_length=4, trunk=TRUNK, **arguments)

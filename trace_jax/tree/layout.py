@@ -22,31 +22,35 @@ class Layout:
 
     shape: tuple[int, int]  # (rows B, row length T)
     cell: np.ndarray  # int64 [S]; row * T + column
-    pos: np.ndarray  # int64 [S]; index of the token in its segment
-    prev: np.ndarray  # int64 [S]; column of the token before it in the segment, -1 for the first
+    pos: np.ndarray  # int64 [S]; index of the token in trunk and segment
+    prev: np.ndarray  # int64 [S]; column of the token before it; for a segment's first the trunk's last, or -1
     end: np.ndarray  # int64 [S]; column where its segment ends
 
 
-def lay_out(length: np.ndarray, *, row_length: int, rows_multiple: int, name: Callable[[int], str]) -> Layout:
-    """Places one segment per entry of `length`.
+def lay_out(
+    length: np.ndarray, *, row_length: int, rows_multiple: int, name: Callable[[int], str], trunk: int = 0
+) -> Layout:
+    """Places one segment per entry of `length`, behind the first `trunk` cells of a row, which stay free.
 
     Args:
-      length: int [n], tokens of each segment, >= 1.
+      length: int [n], tokens of each segment, >= 1, the trunk not counted.
       row_length: T, tokens per row, >= 1.
       rows_multiple: the number of rows is a multiple of this, and at least this, >= 1.
       name: what to call segment i in an error.
+      trunk: tokens that all segments go on from, 0 or more.
 
     Raises:
       ValueError: for a segment longer than a row, or sizes below 1.
     """
     if row_length < 1 or rows_multiple < 1:
         raise ValueError(f"row_length is {row_length} and rows_multiple {rows_multiple}; both must be at least 1")
-    too_long = np.flatnonzero(length > row_length)
+    too_long = np.flatnonzero(length + trunk > row_length)
     if too_long.size:
         i = int(too_long[0])
         limit = f"but a row holds {row_length}; lengthen the rows or shorten the rollouts"
-        raise ValueError(f"{name(i)} has {length[i]} tokens, {limit}")
-    row, col, used = _first_fit_decreasing(length, row_length)
+        raise ValueError(f"{name(i)} has {length[i] + trunk} tokens, {limit}")
+    row, col, used = _first_fit_decreasing(length, row_length - trunk)
+    col += trunk
     rows = max(-(-used // rows_multiple), 1) * rows_multiple
     first = np.cumsum(length) - length
     token = np.arange(length.sum())
@@ -55,8 +59,8 @@ def lay_out(length: np.ndarray, *, row_length: int, rows_multiple: int, name: Ca
     return Layout(
         shape=(rows, row_length),
         cell=column + np.repeat(row * row_length, length),
-        pos=pos,
-        prev=np.where(pos > 0, column - 1, -1),
+        pos=pos + trunk,
+        prev=np.where(pos > 0, column - 1, trunk - 1),
         end=np.repeat(col + length, length),
     )
 

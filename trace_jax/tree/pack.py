@@ -18,6 +18,8 @@ from trace_jax.tree.credit import Credit
 from trace_jax.tree.layout import fill, lay_out
 from trace_jax.types import NodeKind, PackedBatch, RolloutTree
 
+_NO_TRUNK = np.zeros(0, np.int32)
+
 
 def pack_paths(
     trees: Sequence[RolloutTree],
@@ -27,8 +29,12 @@ def pack_paths(
     row_length: int,
     rows_multiple: int,
     skip_untrained: bool,
+    trunk: np.ndarray = _NO_TRUNK,
 ) -> PackedBatch:
     """Path rows: each rollout of each tree is one segment, shared prefixes repeated.
+
+    A `trunk`, tokens that every prompt begins with (few-shot examples), stands once at the start of each row that is
+    used; every segment of the row sees it and goes on from it, so a row costs the trunk once and not once a rollout.
 
     With w the weight and A the advantage of the credit row of a token, `weight` = w, `adv_pos` = w max(A, 0) and
     `adv_neg` = w min(A, 0). All three are 0 on prompt and observation tokens and on turns that the credit does not
@@ -42,24 +48,26 @@ def pack_paths(
       rows_multiple: the number of rows is a multiple of this, and at least this.
       skip_untrained: leave out rollouts in which no token has a non-zero weighted advantage. Their gradient is zero
         only where the loss has no other term: not valid with a KL or entropy term.
+      trunk: int32 [n0], n0 < T.
 
     Raises:
-      ValueError: for a rollout longer than a row, or credit and weights that do not fit the trees.
+      ValueError: for a rollout longer than a row, a prompt that does not begin with the trunk, or credit and weights
+        that do not fit the trees.
     """
-    forest = _join(trees)
+    forest = _join(trees, trunk)
     rows = _credit_rows(forest, trees, credits, weights)
     end = _trained_leaves(forest, rows) if skip_untrained else forest.leaf
     spans = _Spans(end, *query.paths(forest.parent, end))
     size = forest.size[spans.node]
     length = np.bincount(spans.path, size, minlength=end.size).astype(np.int64)
     name = functools.partial(_rollout_name, forest, trees, end)
-    layout = lay_out(length, row_length=row_length, rows_multiple=rows_multiple, name=name)
+    layout = lay_out(length, row_length=row_length, rows_multiple=rows_multiple, name=name, trunk=trunk.size)
     source = np.repeat(forest.start[spans.node] - (np.cumsum(size) - size), size) + np.arange(size.sum())
     is_action, logprob = forest.is_action[source], forest.logprob[source]
     weight, adv_pos, adv_neg = (
         np.repeat(per_span, size) * is_action for per_span in _credit_per_span(rows, forest, spans)
     )
-    return fill(
+    batch = fill(
         layout,
         token=forest.token[source],
         is_action=is_action,
@@ -69,6 +77,7 @@ def pack_paths(
         old_logprob=logprob,
         behaviour_logprob=logprob,
     )
+    return _with_trunk(batch, trunk)
 
 
 def pack_prefixes(
@@ -115,6 +124,16 @@ def pack_prefixes(
     return batch, row.astype(np.int32), col.astype(np.int32)
 
 
+def _with_trunk(batch: PackedBatch, trunk: np.ndarray) -> PackedBatch:
+    """The batch with the trunk in the first cells of each row that holds a token, visible to the whole row."""
+    used, columns = np.any(batch.end > 0, axis=1), slice(0, trunk.size)
+    batch.token[used, columns] = trunk
+    batch.pos[used, columns] = np.arange(trunk.size)
+    batch.prev[used, columns] = np.arange(trunk.size) - 1
+    batch.end[used, columns] = batch.end.shape[1]
+    return batch
+
+
 def fill_ratio(batch: PackedBatch) -> float:
     """The share of the batch's cells that hold a token rather than padding."""
     return float(np.mean(batch.end > 0))
@@ -140,16 +159,23 @@ def _concatenate(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
     return np.concatenate([np.zeros(0, dtype), *parts])
 
 
-def _join(trees: Sequence[RolloutTree]) -> _Forest:
+def _join(trees: Sequence[RolloutTree], trunk: np.ndarray) -> _Forest:
+    """The trees without the trunk that their roots begin with."""
+    for tree in trees:
+        if not np.array_equal(tree.token[: tree.offset[1]][: trunk.size], trunk):
+            raise ValueError(f"tree {tree.prompt_uid!r}: its prompt does not begin with the trunk of {trunk.size} tokens")
     num_nodes = np.array([tree.num_nodes for tree in trees], np.int64)
     base = np.cumsum(num_nodes) - num_nodes
     parent = _concatenate([tree.parent for tree in trees], np.int64)
     size = _concatenate([np.diff(tree.offset) for tree in trees], np.int64)
+    start = np.cumsum(size) - size
+    start[base] += trunk.size
+    size[base] -= trunk.size
     return _Forest(
         base=base,
         parent=np.where(parent >= 0, parent + np.repeat(base, num_nodes), -1),
         leaf=np.flatnonzero(_concatenate([tree.kind for tree in trees], np.int8) == NodeKind.LEAF),
-        start=np.cumsum(size) - size,
+        start=start,
         size=size,
         action_count=_concatenate([tree.action_counts() for tree in trees], np.int64),
         token=_concatenate([tree.token for tree in trees], np.int32),
