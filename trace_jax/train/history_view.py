@@ -19,7 +19,7 @@ from trace_jax.types import Prompt, RolloutTree
 
 Recode = Callable[[np.ndarray], np.ndarray]  # the policy's tokens of a block, int32 [n] -> the predictor's, int32 [m]
 
-_CACHED_BLOCKS = 8192  # a prompt's block is asked for when it is scored, when its anchors are, and by the fit
+_CACHED_BLOCKS = 4096  # a prompt's block is asked for when it is scored, when its anchors are, and by the fit
 
 
 @dataclasses.dataclass(frozen=True)
