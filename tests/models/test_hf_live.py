@@ -39,7 +39,7 @@ def _jitted(cfg):
     return jax.jit(lambda params, *rows: decoder.hidden_states(cfg, params, *rows) @ decoder.unembed(cfg, params))
 
 
-@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("seed", range(6))
 def test_in_and_out(tmp_path, seed):
     kind, options = make.draw(seed)
     theirs = make.model(kind, options, seed)
@@ -63,7 +63,7 @@ def test_in_and_out(tmp_path, seed):
     assert not original
     ours, wanted = loaded.config.to_dict(), theirs.config.to_dict()
     keys = {key for key in ours.keys() | wanted.keys() if ours.get(key) != wanted.get(key)}
-    assert keys <= {"_name_or_path", "bos_token_id", "eos_token_id", "architectures", "head_dim", "sliding_window"}, keys
+    assert keys <= {"_name_or_path", "bos_token_id", "eos_token_id", "head_dim"}, keys
     for layout in LAYOUTS:
         other = folder.load_config(tmp_path / "ours", **layout)
         folder.save(tmp_path / "again", other, folder.load_params(tmp_path / "ours", other), max_shard_bytes=20000)

@@ -121,20 +121,18 @@ def check_vocabulary(cfg: DecoderConfig, tokenizer_size: int) -> str | None:
 
 
 def _load_leaf(reader: weights.Reader, view: tensor_map.View, sharding: Any, dtype: np.dtype) -> jax.Array:
-    shape = view.shape
-    read: dict[tuple[tuple[int, int, int], ...], np.ndarray] = {}  # the last block: copies on other devices share it
-
-    def block_at(index: tuple[slice, ...]) -> np.ndarray:
-        bounds = tuple(entry.indices(size) for entry, size in zip(index, shape, strict=True))
-        if bounds not in read:
-            read.clear()
-            block = tuple(slice(start, stop) for start, stop, _ in bounds)
-            out = np.empty([part.stop - part.start for part in block], dtype)
-            tensor_map.fill(view, block, out, lambda tensor, wanted: reader.read(tensor.name, wanted))
-            read[bounds] = out
-        return read[bounds]
-
-    return jax.block_until_ready(jax.make_array_from_callback(shape, sharding, block_at))
+    """Reads each distinct block once and puts it on all the devices of this process that hold it."""
+    holders: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(view.shape).items():
+        bounds = (entry.indices(size) for entry, size in zip(index, view.shape, strict=True))
+        holders.setdefault(tuple((start, stop) for start, stop, _ in bounds), []).append(device)
+    arrays = []
+    for bounds, devices in holders.items():
+        out = np.empty([stop - start for start, stop in bounds], dtype)
+        block = tuple(slice(*pair) for pair in bounds)
+        tensor_map.fill(view, block, out, lambda tensor, wanted: reader.read(tensor.name, wanted))
+        arrays += jax.block_until_ready([jax.device_put(out, device) for device in devices])
+    return jax.make_array_from_single_device_arrays(view.shape, sharding, arrays)
 
 
 def _check_tensors(folder: Path, reader: weights.Reader, views: Any, *, ignore_head: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from trace_jax.models import folder as model_folder
 from trace_jax.models import gguf_tokenizer, hf_config, rope_factors, tensor_map, weights
 from trace_jax.models.config import DecoderConfig
 
@@ -53,16 +54,12 @@ def convert(path: str | Path, folder: str | Path) -> None:
         metadata = _Metadata(reader)
         held = {tensor.name: tensor for tensor in reader.tensors}
         cfg = _config(gguf, metadata, held)
+        model_folder.check_vocabulary(cfg, len(metadata.get("tokenizer.ggml.tokens", ())))
         texts = gguf_tokenizer.files(metadata.get)
-        hf_config.model_type(cfg)
         entries = list(_entries(gguf, cfg, metadata.architecture, held))
+        document = hf_config.to_document(cfg, token_ids=_token_ids(metadata))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    token_ids = {
-        f"{role}_token_id": metadata.get(f"tokenizer.ggml.{name}_token_id")
-        for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
-    }
-    document = hf_config.to_document(cfg, token_ids=token_ids)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -117,6 +114,8 @@ class _Metadata:
 
     def __init__(self, reader: Any):
         self._fields = reader.fields
+        if self.get("split.count", 1) > 1:
+            raise ValueError("GGUF in several files is not read; merge them first (llama-gguf-split --merge)")
         self.architecture = self.get("general.architecture")
         if self.architecture not in ARCHITECTURES:
             raise ValueError(
@@ -160,6 +159,8 @@ def _config(gguf: Any, metadata: _Metadata, held: Mapping[str, Any]) -> DecoderC
     heads, width = metadata.of("attention.head_count"), metadata.of("embedding_length")
     if "token_embd.weight" not in held:
         raise ValueError("tensor token_embd.weight is missing; get the file again")
+    if metadata.of("expert_count", 0):
+        raise ValueError("a mixture of experts is not computed; use a dense model")
     scaling = metadata.of("rope.scaling.type", "none")
     if scaling != "none":
         raise ValueError(f"RoPE scaling of type {scaling!r} is not computed; use another file")
@@ -185,6 +186,11 @@ def _config(gguf: Any, metadata: _Metadata, held: Mapping[str, Any]) -> DecoderC
         o_bias="blk.0.attn_output.bias" in held,
         max_positions=metadata.of("context_length"),
     ).validate()
+
+
+def _token_ids(metadata: _Metadata) -> dict[str, int | None]:
+    names = {"bos": "bos", "eos": "eos", "pad": "padding"}
+    return {f"{role}_token_id": metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in names.items()}
 
 
 def _entries(gguf: Any, cfg: DecoderConfig, architecture: str, held: Mapping[str, Any]) -> Iterator[weights.Entry]:

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types that are matched whole; control tokens are special ones
+_UNUSED = 5  # names that pad the vocabulary to the rows of the embedding
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -53,6 +54,8 @@ def files(get: Callable[..., Any]) -> dict[str, str]:
     tokens, merges, types = (get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges", "token_type"))
     if not tokens or merges is None:
         raise ValueError("metadata lack the tokenizer's tokens or merges; get the file again")
+    while types and len(types) == len(tokens) and types[-1] == _UNUSED:
+        tokens, types = tokens[:-1], types[:-1]
     roles = {role: get(f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
     outside = [f"{role} {token}" for role, token in roles.items() if token is not None and token >= len(tokens)]
     if outside:
