@@ -137,6 +137,22 @@ def test_an_old_model_leaves_no_files_behind(sharded):
     assert_same_bits(folder.load_params(sharded, folder.load_config(sharded, fuse_projections=True)), params_of(LLAMA))
 
 
+def test_ids_of_special_tokens_survive(tmp_path):
+    ids = {"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": None}
+    folder.save(tmp_path, MODEL, params_of(MODEL), token_ids=ids)
+    assert folder.load_token_ids(tmp_path) == ids
+    edit(tmp_path / "config.json", bos_token_id=None)
+    assert folder.load_token_ids(tmp_path) == {"eos_token_id": [2, 3]}
+    (tmp_path / "config.json").write_text("3")
+    assert "holds no JSON object" in error_of(folder.load_token_ids, tmp_path)
+
+
+def test_what_a_killed_writer_left_goes(saved):
+    (saved / "model-00001-of-00009.safetensors.part").write_text("half")
+    folder.save(saved, MODEL, params_of(MODEL))
+    assert sorted(path.name for path in saved.iterdir()) == ["config.json", WEIGHTS]
+
+
 def test_a_crash_leaves_no_model_that_is_half_another(tmp_path, saved):
     class Stopped(Exception):
         pass
@@ -282,8 +298,10 @@ def test_buffers_of_old_files_are_ignored(saved):
 def test_parameters_of_another_layout_are_not_saved(tmp_path):
     params = params_of(MODEL)
     params["final_norm"]["scale"] = np.ones(9, np.float32)
-    with pytest.raises(ValueError, match=r"shape \(9,\) where the model has \(8,\)"):
+    with pytest.raises(ValueError, match=r"a parameter has shape \(9,\), its config says \(8,\)"):
         folder.save(tmp_path, MODEL, params)
+    with pytest.raises(ValueError, match="not in the layout of scan_layers=True, fuse_projections=True, tie_e.*=False"):
+        folder.save(tmp_path, dataclasses.replace(MODEL, scan_layers=True), params)
     with pytest.raises(ValueError, match="no architecture of qwen3, qwen2, llama has qk_norm=True with qkv_bias=True"):
         folder.save(tmp_path, dataclasses.replace(MODEL, qkv_bias=True), params)
     assert list(tmp_path.iterdir()) == []

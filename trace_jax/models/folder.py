@@ -22,16 +22,19 @@ def load_config(folder: str | Path, **execution: Any) -> DecoderConfig:
 
     Raises ValueError where `config.json` is missing or damaged, and for what `hf_config.from_document` refuses.
     """
-    path = Path(folder) / weights.CONFIG
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        reason = f"{weights.CONFIG} cannot be read ({error})"
-        raise ValueError(f"model folder {folder}: {reason}; give a folder that holds a model") from error
+    document = _document(folder)
     try:
         return hf_config.from_document(document, **execution)
     except ValueError as error:
         raise ValueError(f"model folder {folder}: {error}") from error
+
+
+def load_token_ids(folder: str | Path) -> dict[str, Any]:
+    """The ids of special tokens that `config.json` names, for `save` after training: those who generate need them."""
+    document = _document(folder)
+    if not isinstance(document, dict):
+        raise ValueError(f"model folder {folder}: {weights.CONFIG} holds no JSON object; copy the file again")
+    return {name: document[name] for name in hf_config.TOKEN_IDS if name in document}
 
 
 def load_params(
@@ -85,15 +88,20 @@ def save(
       params: host or device arrays of this process, in the layout of `cfg`.
       dtype: of the files. float32 of float32 parameters comes back bit by bit.
       max_shard_bytes: where the next file begins.
-      token_ids: see `hf_config.to_document`.
+      token_ids: see `load_token_ids`.
     Raises ValueError for a decoder that no Hugging Face architecture computes, and for parameters of another layout.
     """
     document = hf_config.to_document(cfg, dtype=dtype, token_ids=token_ids)
     views, tree = jax.tree.flatten(tensor_map.tensor_map(cfg), is_leaf=_is_view)
+    if jax.tree.structure(params) != tree:
+        raise ValueError(
+            f"model: the parameters are not in the layout of scan_layers={cfg.scan_layers}, "
+            f"fuse_projections={cfg.fuse_projections}, tie_embeddings={cfg.tie_embeddings}; give their own config"
+        )
     entries = []
-    for view, leaf in zip(views, tree.flatten_up_to(params), strict=True):
+    for view, leaf in zip(views, jax.tree.leaves(params), strict=True):
         if tuple(leaf.shape) != view.shape:
-            raise ValueError(f"parameters have a leaf of shape {tuple(leaf.shape)} where the model has {view.shape}")
+            raise ValueError(f"model: a parameter has shape {tuple(leaf.shape)}, its config says {view.shape}")
         entries += [(tensor.name, tensor.stored, content) for tensor, content in tensor_map.pieces(view, leaf)]
     entries.sort(key=lambda entry: _order(entry[0]))
     weights.write(Path(folder), document, entries, dtype, max_shard_bytes)
@@ -118,6 +126,14 @@ def check_vocabulary(cfg: DecoderConfig, tokenizer_size: int) -> str | None:
         f"vocabulary: {spare} of the model's {cfg.vocab_size} rows are padding; ids from {tokenizer_size} are never "
         "sampled"
     )
+
+
+def _document(folder: str | Path) -> Any:
+    try:
+        return json.loads((Path(folder) / weights.CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        reason = f"{weights.CONFIG} cannot be read ({error})"
+        raise ValueError(f"model folder {folder}: {reason}; give a folder that holds a model") from error
 
 
 def _load_leaf(reader: weights.Reader, view: tensor_map.View, sharding: Any, dtype: np.dtype) -> jax.Array:

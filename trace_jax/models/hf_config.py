@@ -14,6 +14,7 @@ from trace_jax.models.config import DecoderConfig, Llama3Scaling
 
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _SIZES = {  # our field -> Hugging Face's; every file has these
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -66,7 +67,7 @@ def to_document(
 
     Args:
       dtype: of the weights in the files beside it.
-      token_ids: `bos_token_id`, `eos_token_id`, `pad_token_id` for those who generate with the files; null by default.
+      token_ids: those of `TOKEN_IDS` that are known, for who generates with the files; null by default.
     Raises ValueError where no architecture that is read computes what this decoder computes.
     """
     kind = model_type(cfg)
@@ -82,9 +83,7 @@ def to_document(
         "rope_scaling": None,
         "tie_word_embeddings": cfg.tie_embeddings,
         "torch_dtype": dtype,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
+    } | dict.fromkeys(TOKEN_IDS)
     if kind != "qwen2":
         document["attention_bias"] = cfg.qkv_bias
     if kind == "llama":

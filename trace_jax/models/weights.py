@@ -136,6 +136,8 @@ def write(
     names = [SINGLE]
     if len(shards) > 1:
         names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    for stale in folder.glob(f"model*{_PART}"):  # of a writer that was killed
+        stale.unlink()
     parts: list[Path] = []
     try:
         for name, shard in zip(names, shards, strict=True):
@@ -205,6 +207,6 @@ def _write_file(path: Path, entries: Sequence[Entry], dtype: str) -> None:
             array = content()
             if array.shape != shape:
                 raise ValueError(f"weights: tensor {name} has shape {array.shape}, the model says {shape}")
-            file.write(np.ascontiguousarray(array, dtype=kind).tobytes())
+            file.write(np.ascontiguousarray(array, dtype=kind).reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())
