@@ -212,6 +212,10 @@ REFUSED = [
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "RoPE of type 'linear'"),
     ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "RoPE of type 'dynamic'"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "of type llama3 lacks low_freq_factor, high_freq"),
+    (
+        {"rope_scaling": LLAMA32_1B["rope_scaling"] | {"high_freq_factor": 1.0}},
+        "high_freq_factor 1.0, must be above low_freq_factor 1.0",
+    ),
     ({"rope_scaling": "linear"}, "rope_scaling is not one table for all layers"),
     ({"rope_scaling": None, "rope_parameters": {"full_attention": {}}}, "rope_parameters is not one table"),
     ({"hidden_size": None, "vocab_size": None}, "lacks vocab_size, hidden_size"),

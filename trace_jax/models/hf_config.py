@@ -177,14 +177,18 @@ def _rope(document: Mapping[str, Any], max_positions: int) -> tuple[float, Llama
             f"config.json has RoPE of type {kind!r}, computed are 'default' and 'llama3'; where the model card calls "
             f"it optional (Qwen's yarn), delete {name} and stay within the unscaled context"
         )
-    theirs = {"factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"}
-    missing = [key for key in theirs if key not in rope]
+    keys = ("factor", "low_freq_factor", "high_freq_factor")
+    missing = [key for key in keys if key not in rope]
     if missing:
         raise ValueError(f"config.json: {name} of type llama3 lacks {', '.join(missing)}; copy the file again")
     original = _typed(rope, "original_max_position_embeddings", "int", max_positions)
-    return theta, Llama3Scaling(
-        **{ours: float(_typed(rope, key, "float")) for ours, key in theirs.items()}, original_max_positions=original
-    )
+    factors = {key: float(_typed(rope, key, "float")) for key in keys}
+    if factors["high_freq_factor"] <= factors["low_freq_factor"]:
+        raise ValueError(
+            f"config.json: {name} has high_freq_factor {factors['high_freq_factor']}, must be above low_freq_factor "
+            f"{factors['low_freq_factor']}; copy the file again"
+        )
+    return theta, Llama3Scaling(**factors, original_max_positions=original)
 
 
 def _typed(document: Mapping[str, Any], name: str, kind: str, default: Any = _ABSENT) -> Any:
