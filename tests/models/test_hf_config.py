@@ -200,6 +200,7 @@ def test_ids_and_type_of_the_files():
 REFUSED = [
     ({"model_type": "qwen3_moe"}, "model_type 'qwen3_moe', which is not read; the architectures that are: qwen3, qw"),
     ({"model_type": None}, "model_type None, which is not read"),
+    ({"model_type": ["llama"]}, "model_type ['llama'], which is not read"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu'; only silu is computed"),
     ({"mlp_bias": True}, "mlp_bias: biases of the MLP are not computed"),
     ({"quantization_config": {"quant_method": "awq"}}, "quantised weights are not read; use the checkpoint's bfloat16"),

@@ -38,7 +38,7 @@ def from_document(document: Any, **execution: Any) -> DecoderConfig:
     if not isinstance(document, Mapping):
         raise ValueError("config.json holds no JSON object; copy the file again")
     kind = document.get("model_type")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(
             f"config.json is of model_type {kind!r}, which is not read; the architectures that are: "
             f"{', '.join(ARCHITECTURES)}"
