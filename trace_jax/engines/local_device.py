@@ -48,7 +48,7 @@ class Device:
         self._model = decoder.engine_config(model)
         self._to_layout = jax.jit(functools.partial(decoder.engine_params, model))
         self._home = jax.local_devices()[0]
-        self._params = self._trunk = self._slot_cache = self._row_cache = None
+        self._params = self._kernel = self._trunk = self._slot_cache = self._row_cache = None
         self._length = 0  # S of the caches
         w = config.slots
         self._prefill_rows = min(config.prefill_rows, w)
@@ -62,7 +62,7 @@ class Device:
         self._preload = jax.jit(functools.partial(_preload, self._model))
         self._copy = jax.jit(functools.partial(_copy_rows), donate_argnums=0)  # a partial: its own compile cache
         self._prefill = jax.jit(functools.partial(_prefill, self._model), donate_argnums=2)
-        self._decode = jax.jit(functools.partial(_decode, self._model, config.decode_steps), donate_argnums=2)
+        self._decode = jax.jit(functools.partial(_decode, self._model, config.decode_steps), donate_argnums=3)
 
     def compiles(self) -> dict[str, int]:
         """Compiled variants of each call."""
@@ -72,6 +72,8 @@ class Device:
     def set_weights(self, params) -> None:
         """Takes parameters in the trainer's layout, sharded or not; keeps its own copy on this engine's device."""
         self._params, self._trunk = self._to_layout(jax.device_put(params, self._home)), None
+        # Transposed once where it is tied to the embedding; inside a decode call that would cost as much as its steps.
+        self._kernel = decoder.unembed(self._model, self._params)
 
     def set_trunk(self, tokens: np.ndarray) -> None:
         """Computes the keys and values that every row shares from now on; no tokens: none."""
@@ -103,7 +105,7 @@ class Device:
         state = (self._token, self._start, self._left)
         fixed = (self._temperature, self._stop, self._key)
         self._slot_cache, state, token_WN, logprob_WN = self._decode(
-            self._params, self._trunk, self._slot_cache, state, fixed
+            self._params, self._kernel, self._trunk, self._slot_cache, state, fixed
         )
         self._token, self._start, self._left = (np.array(x) for x in state)
         return np.asarray(token_WN), np.asarray(logprob_WN)
@@ -174,10 +176,9 @@ def _prefill(model, params, trunk, cache, slot_P, token_PC, start_P, count_P, ro
     return _copy_rows(cache, part, slot_P, jnp.arange(slot_P.shape[0]), rows)
 
 
-def _decode(model, steps, params, trunk, cache, state, fixed):
+def _decode(model, steps, params, kernel_DV, trunk, cache, state, fixed):
     """Up to `steps` tokens for every slot with something left to sample. Ends early when no slot has."""
     temperature_W, stop_WJ, key_W2 = fixed
-    kernel_DV = decoder.unembed(model, params).astype(jnp.float32)
     slots = temperature_W.shape[0]
     # A slot's noise depends on its key and the position in the whole row, trunk included, and on nothing else.
     at_WN = state[1][:, None] + decoder.trunk_length(trunk) + jnp.arange(steps)[None]
@@ -190,7 +191,7 @@ def _decode(model, steps, params, trunk, cache, state, fixed):
         hidden_WCD, cache = decoder.extend(
             model, params, token_W[:, None], start_W, live_W.astype(jnp.int32), cache, trunk
         )
-        logits_WV = hidden_WCD[:, 0] @ kernel_DV / temperature_W[:, None]
+        logits_WV = hidden_WCD[:, 0] @ kernel_DV.astype(jnp.float32) / temperature_W[:, None]
         new_W, logprob_W = sampling.draw(logits_WV, noise_WN[:, i])
         stopped_W = jnp.any(new_W[:, None] == stop_WJ, axis=-1)
         left_W = jnp.where(live_W & ~stopped_W, left_W - 1, 0)

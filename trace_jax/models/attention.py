@@ -63,10 +63,11 @@ def write(cache: KeyValue, start_W: jax.Array, count_W: jax.Array, k_WCKH: jax.A
     # prefill: a scatter of W * C positions is a serial loop on a CPU, a gather is not
     from_WS = jnp.arange(length)[None] - start_W[:, None]
     fresh_WS = (from_WS >= 0) & (from_WS < count_W[:, None])
+    # The keys would be gathered number by number, as their positions lie last; a product with 0s and 1s is exact too.
+    chosen_WCS = (from_WS[:, None] == jnp.arange(k_WCKH.shape[1])[None, :, None]).astype(k_WCKH.dtype)
+    keys = jnp.einsum("wckh,wcs->wkhs", k_WCKH, chosen_WCS, precision="highest").astype(cache.keys.dtype)
     from_WS = jnp.clip(from_WS, 0, k_WCKH.shape[1] - 1)
-    spread = lambda new_WCKH: jnp.take_along_axis(new_WCKH, from_WS[:, :, None, None], axis=1)
-    keys = spread(k_WCKH).transpose(0, 2, 3, 1).astype(cache.keys.dtype)
-    values = spread(v_WCKH).swapaxes(1, 2).astype(cache.values.dtype)
+    values = jnp.take_along_axis(v_WCKH, from_WS[:, :, None, None], axis=1).swapaxes(1, 2).astype(cache.values.dtype)
     return KeyValue(
         jnp.where(fresh_WS[:, None, None, :], keys, cache.keys),
         jnp.where(fresh_WS[:, None, :, None], values, cache.values),
