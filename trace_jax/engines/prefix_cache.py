@@ -18,12 +18,14 @@ class PrefixCache:
         self._salt: list[str] = [""] * rows
         self._used = np.zeros(rows, np.int64)  # time of last use; 0 = empty
         self._clock = 0
+        self._filled = 0  # rows 0 .. filled - 1 hold something
 
     def clear(self) -> None:
         """Forgets every row."""
         self._tokens[:] = -1
         self._length[:] = 0
         self._used[:] = 0
+        self._filled = 0
 
     def longest_prefix(self, tokens: np.ndarray, salt: str) -> tuple[int, int]:
         """(row, n): the row that shares the longest prefix with `tokens`, n <= len(tokens) - 1; (-1, 0) if none does.
@@ -40,8 +42,9 @@ class PrefixCache:
         """The row that now stands for `tokens`: one that they extend, else an empty or the least recently used one."""
         row, shared = self._match(tokens, salt)
         if shared == 0 or shared < self._length[row]:
-            row = int(np.argmin(self._used))
+            row = int(np.argmin(self._used))  # the first empty one, if there is any
             self.evictions += int(self._used[row] > 0)
+            self._filled = max(self._filled, row + 1)
         self._tokens[row] = -1
         self._tokens[row, : tokens.shape[0]] = tokens
         self._length[row], self._salt[row] = tokens.shape[0], salt
@@ -54,12 +57,13 @@ class PrefixCache:
 
     def _match(self, tokens: np.ndarray, salt: str) -> tuple[int, int]:
         n = tokens.shape[0]
-        if n == 0:
+        if n == 0 or self._filled == 0:
             return -1, 0
-        equal = self._tokens[:, :n] == tokens
-        shared = np.where(equal.all(axis=1), n, equal.argmin(axis=1))
+        other = self._tokens[: self._filled, :n] != tokens
+        first = other.argmax(axis=1)
+        shared = np.where(other[np.arange(self._filled), first], first, n)
         row = int(np.argmax(shared))
         if self._salt[row] != salt:  # rare: rows of another name space do not count
-            shared[[s != salt for s in self._salt]] = 0
+            shared[[s != salt for s in self._salt[: self._filled]]] = 0
             row = int(np.argmax(shared))
         return row, int(shared[row])
