@@ -39,6 +39,7 @@ OPTIONAL = {
     "budget.max_per_prompt": 4,
     "sampling.deadline": 2.5,
     "model.path": "models/tiny",
+    "model.gguf_cache": "models",
     "warm_start.cache": "models",
     "optimizer.max_update_norm": 0.25,
     "loss.tis_cap": 2.0,

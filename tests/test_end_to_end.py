@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from tests.tiny_run import Done, bits, go, recording, restored, settings, timeless
-from trace_jax import assemble, loop
+from trace_jax import assemble, loop, saving
 from trace_jax import config as config_lib
 from trace_jax import run as run_lib
 from trace_jax.config import ConfigError, RunConfig
@@ -67,6 +67,17 @@ OPTIONS = {
     "loss.kl_coef": 0.1,
     "loss.epochs": 2,
     "loss.mini_batches": 2,
+}
+ADAPTED = {
+    "few_shot.shots": (1,),
+    "lora.rank": 4,
+    "lora.alpha": 8.0,
+    "model.fuse_projections": False,
+    "model.context_length": 112,
+    "loss.row_length": 128,
+    "sampling.max_turn_tokens": 12,
+    "warm_start.steps": 500,
+    "optimizer.learning_rate": 1e-2,
 }
 READ: set[str] = set()  # settings that the runs of this file looked at
 
@@ -121,7 +132,13 @@ def lookup_grpo(folder):
     return finished(folder, "lookup_grpo", {"task": "lookup", "strategy": "grpo"})
 
 
-RUNS = ("critic", "stateful", "head", "oracle", "grpo", "lookup", "lookup_grpo")
+@pytest.fixture(scope="module")
+def adapted(folder):
+    """Labelled lines behind an example that all prompts share; adapters train."""
+    return finished(folder, "adapted", ADAPTED)
+
+
+RUNS = ("critic", "stateful", "head", "oracle", "grpo", "lookup", "lookup_grpo", "adapted")
 
 
 @pytest.fixture(scope="module", params=RUNS)
@@ -214,10 +231,31 @@ def test_a_token_budget_stays_within_what_the_pool_can_hold(folder):
 
 
 def test_nothing_compiles_twice(done):
-    assert done.parts.engine.compiles() == {"copy": 2, "prefill": 1, "decode": 1}
+    preload = int(done.parts.environment.trunk.size > 0)
+    assert done.parts.engine.compiles() == {"copy": 2, "preload": preload, "prefill": 1, "decode": 1}
     assert done.parts.trainer.compiles() == {"accumulate": 1, "apply": 1, "score": 1}
     if done.parts.learned is not None:
         assert done.parts.learned.trainer.compiles() == {"score": 1, "update": 1}
+
+
+def test_adapters_alone_are_trained_and_saved(adapted):
+    parts = adapted.parts
+    trained = jax.tree_util.tree_leaves_with_path(saving.snapshot(parts).arrays["policy"].params)
+    assert {path[-1].key for path, _ in trained} == {"a", "b"}
+    assert any(np.any(leaf) for path, leaf in trained if path[-1].key == "b")
+    served = jax.tree.leaves(parts.served)
+    merged = jax.tree.leaves(parts.trainer.full_params(parts.policy.params))
+    assert all(np.array_equal(one, other) for one, other in zip(served, merged, strict=True))
+
+
+def test_a_shared_beginning_is_computed_once_a_step(adapted):
+    parts, trunk = adapted.parts, adapted.parts.environment.trunk.size
+    # before training, after each of four steps, and after each of the three evaluations (steps 0, 2, 4)
+    assert trunk > 30 and parts.engine.preloaded_tokens == trunk * 8
+    for row in adapted.rows[1:]:
+        assert row["rollout/cached_tokens"] >= trunk * row["rollout/root_rollouts"]
+    gaps = [row["train/logprob_gap_max"] for row in adapted.rows[1:] if row["train/optimizer_steps"]]
+    assert gaps and max(gaps) < 1e-4
 
 
 def test_the_last_checkpoint_is_the_end_of_the_run(done):
@@ -272,13 +310,13 @@ def test_a_mesh_of_two_devices(folder):
     process = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
     once = (
-        "{'copy': 2, 'prefill': 1, 'decode': 1} {'accumulate': 1, 'apply': 1, 'score': 1} {'score': 1, 'update': 1}"
+        "{'copy': 2, 'preload': 0, 'prefill': 1, 'decode': 1} {'accumulate': 1, 'apply': 1, 'score': 1} {'score': 1, 'update': 1}"
     )
     assert f"2 {once}" in process.stdout and f"4 {once}" in process.stdout
     assert [row["step"] for row in read_jsonl(folder / "mesh" / "metrics.jsonl")] == [0, 1, 2, 3, 4]
 
 
-def test_every_setting_is_read(critic, stateful, oracle, grpo, lookup):
+def test_every_setting_is_read(critic, stateful, oracle, grpo, lookup, adapted):
     def fields(value, name=""):
         for field in dataclasses.fields(value):
             inner = getattr(value, field.name)
@@ -292,7 +330,7 @@ def test_every_setting_is_read(critic, stateful, oracle, grpo, lookup):
 # Stopping and going on.
 
 
-@pytest.mark.parametrize("name", ["stateful", "head", "grpo"])
+@pytest.mark.parametrize("name", ["stateful", "head", "grpo", "adapted"])
 def test_two_steps_and_two_more_are_four(request, folder, name):
     straight = request.getfixturevalue(name)
     workdir = folder / f"{name}_halves"

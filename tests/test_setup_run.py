@@ -115,7 +115,9 @@ def test_rows_without_contrast_are_left_out_unless_the_loss_has_a_kl_term():
     """All rollouts of the worked tree fail: nothing to train, but a KL term still wants every action token."""
     tree = worked_case().tree
     flat = dataclasses.replace(tree, reward=np.where(np.isnan(tree.reward), np.nan, 0).astype(np.float32))
-    plain, kl = (loop.make_batch(settings({"loss.kl_coef": c, "loss.advantage": "grpo"}), [flat]) for c in (0.0, 0.1))
+    trunk = np.zeros(0, np.int32)
+    configs = (settings({"loss.kl_coef": c, "loss.advantage": "grpo"}) for c in (0.0, 0.1))
+    plain, kl = (loop.make_batch(config, [flat], trunk) for config in configs)
     assert not np.any(plain.weight) and not np.any(plain.end)
     assert np.any(kl.weight) and not np.any(kl.adv_pos) and not np.any(kl.adv_neg)
     assert kl.weight.sum() == pytest.approx(1, rel=1e-5)

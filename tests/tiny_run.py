@@ -72,8 +72,8 @@ def timeless(rows: list[dict[str, Any]], *also: str) -> list[dict[str, Any]]:
 def recording(value: Any, read: set[str], name: str = "") -> Any:
     """The same settings; `read` collects the dotted name of each field that is looked at.
 
-    Not counted: what the config's own modules do (checks, config.json, fingerprints), and the record of settings that
-    the warm start lays beside its model.
+    Not counted: what the config's own modules do (checks, config.json, fingerprints), the record of settings that the
+    warm start lays beside its model, and the copy in which paths are model folders.
     """
     names = {field.name for field in dataclasses.fields(value)}
 
@@ -95,4 +95,4 @@ def _counts(frame: Any) -> bool:
         frame, copied = frame.f_back, True
     if frame.f_code.co_filename in (config_lib.__file__, config_checks.__file__, __file__):
         return False
-    return not (copied and frame.f_code.co_name == "_first_params")
+    return not (copied and frame.f_code.co_name in ("_first_params", "with_model_folders"))

@@ -26,14 +26,15 @@ from trace_jax.train.policy_step import PolicyTrainer
 
 def assemble(config: RunConfig, workdir: Path) -> Run:
     """The parts of a run at step 0. Raises ConfigError for settings that do not fit the model or the machine."""
+    config = setup_run.with_model_folders(config)
     task = setup_run.make_task(config)
     tokenizer = setup_run.make_tokenizer(config, task)
     environment = setup_run.environment_of(task, tokenizer)
     model = setup_run.make_model(config, len(tokenizer))
     mesh = _mesh(config)
-    params = _first_params(config, workdir, model, mesh, environment, tokenizer)
     trainer = policy_trainer(config, model, mesh)
-    policy = trainer.adopt(params)
+    params = _first_params(config, workdir, trainer, environment, tokenizer)
+    policy = trainer.adopt(params, config.seed)
     return Run(
         config=config,
         environment=environment,
@@ -42,7 +43,7 @@ def assemble(config: RunConfig, workdir: Path) -> Run:
         trainer=trainer,
         reference=trainer.adopt(params).params if config.loss.kl_coef else None,
         policy=policy,
-        learned=make_learned(config, model, mesh, tokenizer, skip=0),
+        learned=make_learned(config, model, mesh, tokenizer, skip=environment.trunk.size),
     )
 
 
@@ -65,6 +66,7 @@ def policy_trainer(config: RunConfig, model: DecoderConfig, mesh: Mesh) -> Polic
         chunk=settings.logit_chunk,
         micro_rows=settings.micro_rows,
         rescore=settings.rescore,
+        lora=setup_run.make_lora(config),
     )
 
 
@@ -79,12 +81,13 @@ def _mesh(config: RunConfig) -> Mesh:
 
 
 def _first_params(
-    config: RunConfig, workdir: Path, model: DecoderConfig, mesh: Mesh, environment: Environment, tokenizer: Any
+    config: RunConfig, workdir: Path, trainer: PolicyTrainer, environment: Environment, tokenizer: Any
 ) -> Any:
     """Parameters of the model folder, or of a warm start that is trained now or found in its cache."""
+    model = trainer.model
     if config.model.path is not None:
         try:
-            return model_folder.load_params(config.model.path, model)
+            return model_folder.load_params(config.model.path, model, shardings=trainer.param_shardings)
         except ValueError as error:
             raise ConfigError(f"config.model.path: {error}") from error
     folder = setup_run.warm_start_folder(config, workdir)
@@ -100,14 +103,14 @@ def _first_params(
     if warm_start.cached(folder, record):
         print(f"warm start: found in {folder}")
         try:
-            return model_folder.load_params(folder, model)
+            return model_folder.load_params(folder, model, shardings=trainer.param_shardings)
         except ValueError as error:
             raise ConfigError(f"warm start: {error}, or delete that folder") from error
     try:
         warm_start.begin(folder)
     except OSError as error:
         raise ConfigError(f"config.warm_start.cache: {error}; choose a folder that can be written") from error
-    params = _warm_start(config, model, mesh, environment)
+    params = _warm_start(config, model, trainer.mesh, environment)
     model_folder.save(folder, model, jax.device_get(params))
     save_tokenizer(tokenizer, folder)
     warm_start.mark(folder, record)

@@ -41,6 +41,13 @@ class LookupConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class FewShotConfig:
+    """Solved examples that every prompt begins with, for a pretrained policy (tasks/few_shot.py)."""
+
+    shots: tuple[float, ...] = ()  # examples of difficulty 1, 2, ...; none: the task's bare lines
+
+
+@dataclasses.dataclass(frozen=True)
 class BudgetConfig:
     """The rollout budget of a step. Units: a root rollout is 1, a continuation 1/2 (paper E.5)."""
 
@@ -66,9 +73,10 @@ class SamplingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The policy: a model folder, or the shape of a small model that is warm-started from demonstrations."""
+    """The policy: a pretrained model, or the shape of a small one that is warm-started from demonstrations."""
 
-    path: str | None = None  # folder with config.json, tokenizer and parameters
+    path: str | None = None  # a model folder, a .gguf file, or "package:NAME" of a Python package that holds one
+    gguf_cache: str | None = None  # where a .gguf file is converted, once; ~/.cache/trace_jax if not given
     hidden_size: int = 128
     num_layers: int = 3
     num_heads: int = 4
@@ -80,7 +88,16 @@ class ModelConfig:
     remat: bool = False
     fuse_projections: bool = True
     dtype: str = "float32"
+    param_dtype: str = "float32"  # bfloat16 needs LoRA: what an optimiser moves is float32
     context_length: int = 128  # tokens of an episode, prompt included
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraSettings:
+    """Adapters on every linear map of every layer, trained instead of the parameters (models/lora.py)."""
+
+    rank: int = 0  # 0: no adapters, all parameters train
+    alpha: float = 32.0  # an adapter counts alpha / rank times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,9 +232,11 @@ class RunConfig:
     steps: int = 20
     arithmetic: ArithmeticConfig = ArithmeticConfig()
     lookup: LookupConfig = LookupConfig()
+    few_shot: FewShotConfig = FewShotConfig()
     budget: BudgetConfig = BudgetConfig()
     sampling: SamplingConfig = SamplingConfig()
     model: ModelConfig = ModelConfig()
+    lora: LoraSettings = LoraSettings()
     engine: EngineConfig = EngineConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -251,7 +270,7 @@ def to_json(config: RunConfig) -> str:
 def fingerprint(config: RunConfig) -> dict[str, Any]:
     """The settings that a checkpoint must share with the run that resumes it."""
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in RESUMABLE}
-    del settings["warm_start"]["cache"]  # where it lies does not change what it is
+    del settings["warm_start"]["cache"], settings["model"]["gguf_cache"]  # where it lies does not change what it is
     if config.optimizer.schedule == "warmup_cosine":
         settings["steps"] = config.steps  # the schedule ends with the run
     return settings

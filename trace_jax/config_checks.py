@@ -33,6 +33,7 @@ def _problems(config: RunConfig) -> Iterable[str]:
     yield from _ranges(config)
     yield from _budget(config)
     yield from _shapes(config)
+    yield from _pretrained(config)
     yield from _training(config)
 
 
@@ -51,6 +52,7 @@ def _choices(config: RunConfig) -> Iterable[str]:
         "predictor.loss": (config.predictor.loss, ("mse", "bce")),
         "predictor.weighting": (config.predictor.weighting, ("equal", "count")),
         "model.dtype": (config.model.dtype, ("float32", "bfloat16")),
+        "model.param_dtype": (config.model.param_dtype, ("float32", "bfloat16")),
     }
     for name, (value, allowed) in choices.items():
         if value not in allowed:
@@ -64,7 +66,7 @@ def _ranges(config: RunConfig) -> Iterable[str]:
     at_least = {
         0: ("seed", "steps", "eval.every", "eval.seed", "checkpoint.every", "warm_start.steps", "warm_start.seed",
             "warm_start.learning_rate", "predictor.warmup_prompts", "predictor.warmup_steps", "predictor.learning_rate",
-            "budget.continuations_per_root", "loss.kl_coef", "loss.clip_high", "optimizer.learning_rate",
+            "budget.continuations_per_root", "loss.kl_coef", "loss.clip_high", "optimizer.learning_rate", "lora.rank",
             "optimizer.warmup_steps", "optimizer.weight_decay"),
         1: ("budget.pool", "sampling.max_turn_tokens", "sampling.max_observation_tokens", "sampling.concurrency",
             "engine.slots", "engine.cache_rows", "engine.prefill_rows", "engine.prefill_chunk", "engine.decode_steps",
@@ -81,7 +83,7 @@ def _ranges(config: RunConfig) -> Iterable[str]:
         for name in names:
             if _get(config, name) < limit:
                 yield f"config.{name} is {_get(config, name)}, must be at least {limit}"
-    for name in ("sampling.temperature", "optimizer.eps", "optimizer.clip_norm", "model.rope_theta"):
+    for name in ("sampling.temperature", "optimizer.eps", "optimizer.clip_norm", "model.rope_theta", "lora.alpha"):
         if not _get(config, name) > 0:
             yield f"config.{name} is {_get(config, name)}, must be above 0"
     for name in ("sampling.deadline", "optimizer.max_update_norm", "loss.tis_cap", "predictor.max_tokens"):
@@ -161,6 +163,19 @@ def _shapes(config: RunConfig) -> Iterable[str]:
             weights = getattr(getattr(config, name), field)
             if not weights or min(weights) < 0 or not sum(weights) > 0:
                 yield f"config.{name}.{field} is {weights}; give at least one positive weight and none below 0"
+
+
+def _pretrained(config: RunConfig) -> Iterable[str]:
+    if config.lora.rank and config.model.fuse_projections:
+        yield "config.lora.rank needs config.model.fuse_projections=False: q, k and v have adapters of their own"
+    if config.model.param_dtype != "float32" and not (config.lora.rank and config.model.path):
+        yield (
+            f"config.model.param_dtype is {config.model.param_dtype!r}, but an optimiser moves float32 parameters; "
+            "train adapters (config.lora.rank) on a pretrained model (config.model.path), or leave it at float32"
+        )
+    for count in config.few_shot.shots:
+        if count < 0 or count != int(count):
+            yield f"config.few_shot.shots holds {count}; a number of examples is a whole number, at least 0"
 
 
 def _training(config: RunConfig) -> Iterable[str]:

@@ -60,6 +60,7 @@ class Run:
     reference: Any  # parameters of the warm-started policy where the loss has a KL term, else None
     policy: TrainState
     learned: Learned | None  # None for strategies without one, and for the oracle
+    served: Any = None  # parameters of the whole policy as the engine has them; see `publish`
     costs: ExpectedTokens = ExpectedTokens()
     cursor: int = 0  # training prompts drawn so far
     step: int = 0  # steps finished; also the weight version that the engine serves
@@ -125,7 +126,7 @@ async def train_step(run: Run, on_progress: OnProgress | None = None) -> dict[st
         predictor_report |= _update_predictor(run, trees)
     clock.lap("predictor_update")
 
-    batch = make_batch(config, trees)
+    batch = make_batch(config, trees, run.environment.trunk)
     run.policy, policy_report = run.trainer.update(
         run.policy,
         batch,
@@ -152,13 +153,18 @@ async def train_step(run: Run, on_progress: OnProgress | None = None) -> dict[st
 
 async def publish(run: Run) -> None:
     """Hands the current policy to the engine and to a predictor that reads its states."""
-    await run.engine.set_weights(run.policy.params, run.step)
+    run.served = run.trainer.full_params(run.policy.params)
+    await run.engine.set_weights(run.served, run.step)
+    await run.engine.preload(run.environment.trunk)
     if run.learned is not None:
-        run.learned.scorer.set_params(run.learned.state.params, run.policy.params)
+        run.learned.scorer.set_params(run.learned.state.params, run.served)
 
 
-def make_batch(config: RunConfig, trees: list[RolloutTree]) -> PackedBatch:
-    """Trees to static rows: every tree of the step is trained in this step (filled, padded, nothing carried over)."""
+def make_batch(config: RunConfig, trees: list[RolloutTree], trunk: np.ndarray) -> PackedBatch:
+    """Trees to static rows: every tree of the step is trained in this step (filled, padded, nothing carried over).
+
+    `trunk` is what every prompt begins with; a row holds it once.
+    """
     estimate = make_advantage(config)
     credits = [estimate(tree) for tree in trees]
     weights = aggregate.token_weights(
@@ -175,6 +181,7 @@ def make_batch(config: RunConfig, trees: list[RolloutTree]) -> PackedBatch:
         row_length=config.loss.row_length,
         rows_multiple=config.loss.micro_rows,
         skip_untrained=config.loss.kl_coef == 0,
+        trunk=trunk,
     )
 
 
@@ -216,9 +223,9 @@ async def warm_up_predictor(run: Run) -> dict[str, float]:
     flat = [c.tree for c in collected]  # no branches: roots only
     examples = examples_from_trees(flat, learned.scorer.view, prefix_share=0.0, rng=rng)
     learned.state, report = learned.trainer.fit_steps(
-        learned.state, run.policy.params, examples, rng, steps=settings.warmup_steps
+        learned.state, run.served, examples, rng, steps=settings.warmup_steps
     )
-    learned.scorer.set_params(learned.state.params, run.policy.params)
+    learned.scorer.set_params(learned.state.params, run.served)
     counts = sum((c.counts for c in collected), BudgetCount())
     return report | {"predictor/warmup_tokens": counts.generated_tokens}
 
@@ -230,7 +237,7 @@ def _update_predictor(run: Run, trees: list[RolloutTree]) -> dict[str, float]:
     fresh = examples_from_trees(trees, learned.scorer.view, prefix_share=settings.prefix_share, rng=rng)
     learned.window = learned.window.push(fresh)
     learned.state, report = learned.trainer.fit(
-        learned.state, run.policy.params, learned.window.examples(), rng, epochs=settings.epochs
+        learned.state, run.served, learned.window.examples(), rng, epochs=settings.epochs
     )
     return report
 

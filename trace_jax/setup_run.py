@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from trace_jax.budget.grpo import Grpo
 from trace_jax.budget.strategy import Strategy
@@ -16,15 +19,23 @@ from trace_jax.budget.trace import Trace
 from trace_jax.config import BudgetConfig, ConfigError, RunConfig
 from trace_jax.engines.local import LocalEngine, LocalEngineConfig
 from trace_jax.models import folder as model_folder
+from trace_jax.models import gguf_import
 from trace_jax.models.config import DecoderConfig
+from trace_jax.models.lora import LoraConfig
 from trace_jax.rollout.agent import Limits
 from trace_jax.rollout.environment import Environment, make_environment
 from trace_jax.tasks import tokenizer as tokenizers
 from trace_jax.tasks.arithmetic.task import Arithmetic
 from trace_jax.tasks.base import Task
+from trace_jax.tasks.demonstrations import demonstrate
+from trace_jax.tasks.few_shot import FewShot, check_borders
 from trace_jax.tasks.lookup.task import Lookup
 from trace_jax.train import optimizer as optimizers
 from trace_jax.tree import advantage
+
+
+_CHECKED_DEMONSTRATIONS = 8
+_PACKAGE = "package:"  # a path that names a Python package with a GGUF file in it
 
 
 def levels(weights: tuple[float, ...]) -> dict[int, float]:
@@ -41,9 +52,40 @@ def make_task(config: RunConfig, *, demonstrations: bool = False) -> Task:
     settings = getattr(config, config.task)
     weights = settings.demo_difficulty if demonstrations else settings.difficulty
     try:
-        return makers[config.task](settings, levels(weights))
+        task = makers[config.task](settings, levels(weights))
     except ValueError as error:
         raise ConfigError(f"config.{config.task}: {error}") from error
+    if not config.few_shot.shots:
+        return task
+    shots = levels(config.few_shot.shots)
+    try:
+        examples = makers[config.task](settings, {level: float(count > 0) for level, count in shots.items()})
+        return FewShot(task, examples, {str(level): int(count) for level, count in shots.items()})
+    except ValueError as error:
+        raise ConfigError(f"config.few_shot.shots: {error}") from error
+
+
+def with_model_folders(config: RunConfig) -> RunConfig:
+    """The config with each `path` of a pretrained model as a model folder; GGUF files are converted, once.
+
+    Raises ConfigError for a file or a package that cannot be used.
+    """
+    changed = {}
+    for name in ("model", "predictor"):
+        settings = getattr(config, name)
+        try:
+            changed[name] = dataclasses.replace(settings, path=_model_folder(settings.path, config.model.gguf_cache))
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"config.{name}.path: {error}") from error
+    return dataclasses.replace(config, **changed)
+
+
+def _model_folder(path: str | None, cache: str | None) -> str | None:
+    if path is None or not (path.startswith(_PACKAGE) or path.endswith(".gguf")):
+        return path
+    file = gguf_import.packaged(path.removeprefix(_PACKAGE)) if path.startswith(_PACKAGE) else Path(path)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return str(gguf_import.cached(file, Path(cache) if cache else home / "trace_jax"))
 
 
 def make_tokenizer(config: RunConfig, task: Task) -> Any:
@@ -59,17 +101,14 @@ def make_tokenizer(config: RunConfig, task: Task) -> Any:
 def make_model(config: RunConfig, vocab_size: int) -> DecoderConfig:
     """The decoder of the model folder, or the small one that the config describes."""
     model = config.model
-    execution = {
-        name: getattr(model, name) for name in ("scan_layers", "remat", "fuse_projections", "dtype")
-    }
+    names = ("scan_layers", "remat", "fuse_projections", "dtype", "param_dtype")
+    execution = {name: getattr(model, name) for name in names}
     try:
         if model.path is not None:
             cfg = model_folder.load_config(model.path, **execution)
-            if vocab_size > cfg.vocab_size:
-                raise ValueError(
-                    f"model folder {model.path}: the tokenizer has {vocab_size} tokens, the model {cfg.vocab_size}; "
-                    "they must belong together"
-                )
+            if (notice := model_folder.check_vocabulary(cfg, vocab_size)) is not None:
+                print(notice)
+                cfg = dataclasses.replace(cfg, sampled_vocab=vocab_size)
             if model.context_length > cfg.max_positions:
                 raise ValueError(
                     f"context_length is {model.context_length}, but model folder {model.path} was made for "
@@ -133,6 +172,11 @@ def make_advantage(config: RunConfig):
     return estimators[name]
 
 
+def make_lora(config: RunConfig) -> LoraConfig | None:
+    """The adapters that train in place of the parameters, None without them."""
+    return LoraConfig(config.lora.rank, config.lora.alpha).validate() if config.lora.rank else None
+
+
 def make_optimizer(config: RunConfig):
     """The policy's optax chain."""
     o = config.optimizer
@@ -151,9 +195,18 @@ def make_optimizer(config: RunConfig):
 
 
 def environment_of(task: Task, tokenizer: Any) -> Environment:
-    """The task read with the tokenizer. ConfigError if a turn's end is not one token of it."""
+    """The task read with the tokenizer.
+
+    ConfigError if a turn's end is not one token of it, or if the border of two blocks of text is no border of tokens.
+    """
     try:
-        return make_environment(task, tokenizer)
+        environment = make_environment(task, tokenizer)
+        for index in range(_CHECKED_DEMONSTRATIONS):
+            played = demonstrate(task, task.instance("demo", index), np.random.default_rng(index), slip_rate=0.5)
+            turns = (block for turn in played.turns for block in turn)
+            blocks = [task.preamble, played.prompt.removeprefix(task.preamble), *turns]
+            check_borders(environment.encode, [block for block in blocks if block])
+        return environment
     except ValueError as error:
         raise ConfigError(f"config.model.path: {error}") from error
 

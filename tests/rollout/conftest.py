@@ -31,6 +31,7 @@ class Adder:
     name = "adder"
     stop = "\n"
     word_level = False
+    preamble = ""
     max_turns = 8
 
     def __init__(self, tool_timeout=None, score=None):

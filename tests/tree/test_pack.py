@@ -347,7 +347,7 @@ def test_bad_trunks_are_named():
     tree = with_trunk(build([chain(1, 1.0, action=1)], prompt=[5]).tree)
     credits, weights = credit_and_weights([tree])
     arguments = {"rows_multiple": 1, "skip_untrained": False}
-    with pytest.raises(ValueError, match="does not begin with the trunk of 3 tokens"):
+    with pytest.raises(ValueError, match="prompt does not begin with the trunk of 3 tokens"):
         pack.pack_paths([tree], credits, weights, row_length=8, trunk=TRUNK[::-1], **arguments)
     with pytest.raises(ValueError, match="has 5 tokens, but a row holds 4"):
         pack.pack_paths([tree], credits, weights, row_length=4, trunk=TRUNK, **arguments)

@@ -39,6 +39,7 @@ class DecoderConfig:
     qkv_bias: bool = False
     o_bias: bool = False  # of the attention's output projection
     max_positions: int = 4096  # tokens of context
+    sampled_vocab: int | None = None  # ids from here on are padding of the vocabulary and have no logits; None: all do
 
     scan_layers: bool = False  # lax.scan over stacked layers: compiles a deep model once; slower on a CPU
     remat: bool = False  # recompute each layer in the backward pass

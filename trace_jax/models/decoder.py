@@ -103,10 +103,9 @@ def trunk_length(trunk: list[KeyValue] | None) -> int:
 
 
 def unembed(cfg: DecoderConfig, params: Params) -> jax.Array:
-    """The kernel [D, V] that turns hidden states into logits."""
-    if cfg.tie_embeddings:
-        return params["embed"]["embedding"].T
-    return params["lm_head"]["kernel"]
+    """The kernel [D, V] that turns hidden states into logits, V = `cfg.sampled_vocab` if it is set."""
+    kernel_DV = params["embed"]["embedding"].T if cfg.tie_embeddings else params["lm_head"]["kernel"]
+    return kernel_DV if cfg.sampled_vocab is None else kernel_DV[:, : cfg.sampled_vocab]
 
 
 def engine_config(cfg: DecoderConfig) -> DecoderConfig:

@@ -32,7 +32,8 @@ class Environment:
     task: Task
     encode: Callable[[str], np.ndarray]  # text -> int32 ids, no special tokens added
     decode: Callable[[np.ndarray], str]  # int32 ids -> text
-    stop_ids: tuple[int, ...]  # ids that end a turn
+    stop_ids: tuple[int, ...]  # ids that end a turn: the task's stop, then the tokenizer's end of text if it has one
+    trunk: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))  # every prompt begins with it
 
     def prompt(self, instance: Instance) -> Prompt:
         """The instance as token ids, with its first state."""
@@ -40,7 +41,12 @@ class Environment:
         return Prompt(uid=instance.uid, tokens=tokens, state=instance.state, group=instance.group).validate()
 
     async def step(self, state: Any, action: np.ndarray, timeout: float | None) -> StepResult:
-        """`task.step` on the decoded action (stop included). Raises what the task raises, or `ToolTimeout`."""
+        """`task.step` on the decoded action, with the task's stop if that ended it.
+
+        Raises what the task raises, or `ToolTimeout`.
+        """
+        if action[-1] in self.stop_ids[1:]:
+            action = action[:-1]
         return await call(self.task.step, state, self.decode(action), timeout=timeout)
 
     async def score(self, state: Any) -> Outcome:
@@ -78,12 +84,18 @@ class Environment:
 
 
 def make_environment(task: Task, tokenizer: tokenizers.PreTrainedTokenizerFast) -> Environment:
-    """`task` read with a tokenizer of `tasks.tokenizer`. ValueError where the task's stop is not exactly one token."""
+    """`task` read with a tokenizer of `tasks.tokenizer`.
+
+    Raises ValueError where the task's stop is not exactly one token.
+    """
+    encode = functools.partial(tokenizers.encode, tokenizer)
+    stop, end = tokenizers.stop_id(tokenizer, task.stop), tokenizer.eos_token_id
     return Environment(
         task=task,
-        encode=functools.partial(tokenizers.encode, tokenizer),
+        encode=encode,
         decode=functools.partial(tokenizers.decode, tokenizer),
-        stop_ids=(tokenizers.stop_id(tokenizer, task.stop),),
+        stop_ids=(stop,) if end in (None, stop) else (stop, end),
+        trunk=np.asarray(encode(task.preamble), np.int32),
     )
 
 

@@ -48,12 +48,23 @@ class Outcome:
     success: float  # 0.0 or 1.0: what the allocator, the predictor's targets and the reports use
 
 
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """How a task's lines are labelled for a pretrained policy (`few_shot.py`)."""
+
+    question: str
+    observation: str
+    actions: tuple[tuple[str, str], ...]  # (mark that the task's own line begins with, label in its place), first match
+
+
 class Task(Protocol):
     """A family of questions with its tools, its scoring rule and its scripted demonstrator."""
 
     name: str
     stop: str  # the text that ends every turn
     word_level: bool  # the small tokenizer: one token a blank-separated word (True) or one a character (False)
+    preamble: str  # the text that every prompt begins with, ends with `stop`; "" where there is none
+    labels: Labels
     max_turns: int  # turns after which an episode is cut off
     tool_timeout: float | None  # seconds a step may take; None where tools are in memory and run inline
 

@@ -111,7 +111,8 @@ class PolicyTrainer:
           lora: adapters to train instead of the parameters.
         """
         self.mesh = mesh
-        self._model, self._optimizer, self._loss, self._lora = model, optimizer, loss, lora
+        self.model = model
+        self._optimizer, self._loss, self._lora = optimizer, loss, lora
         self._temperature, self._chunk = temperature, chunk
         self._micro_rows, self._rescore = micro_rows, rescore
         init_params = functools.partial(decoder.init_params, model)
@@ -250,10 +251,10 @@ class PolicyTrainer:
         lora = None
         if self._lora is not None:
             params, lora = frozen, adapters.collection(self._lora, params)
-        return row_logprobs(self._model, params, rows, temperature=self._temperature, chunk=self._chunk, lora=lora)
+        return row_logprobs(self.model, params, rows, temperature=self._temperature, chunk=self._chunk, lora=lora)
 
     def _merge_fn(self, params, frozen):
-        return adapters.merge(self._model, self._lora, frozen, params)
+        return adapters.merge(self.model, self._lora, frozen, params)
 
     def _score_fn(self, params, frozen, rows):
         logprob_BT, _ = self._forward(params, frozen, rows)

@@ -163,7 +163,7 @@ def _join(trees: Sequence[RolloutTree], trunk: np.ndarray) -> _Forest:
     """The trees without the trunk that their roots begin with."""
     for tree in trees:
         if not np.array_equal(tree.token[: tree.offset[1]][: trunk.size], trunk):
-            raise ValueError(f"tree {tree.prompt_uid!r}: its prompt does not begin with the trunk of {trunk.size} tokens")
+            raise ValueError(f"tree {tree.prompt_uid!r}: prompt does not begin with the trunk of {trunk.size} tokens")
     num_nodes = np.array([tree.num_nodes for tree in trees], np.int64)
     base = np.cumsum(num_nodes) - num_nodes
     parent = _concatenate([tree.parent for tree in trees], np.int64)

@@ -53,6 +53,8 @@ class Arithmetic:
     name = "arithmetic"
     stop = "\n"
     word_level = False
+    preamble = ""
+    labels = base.Labels("Question: ", "Result: ", (("=", "Answer: "), ("", "Step: ")))
     tool_timeout = None
 
     def __init__(self, seed: int, difficulty: Mapping[int, float], max_number: int = 29):

