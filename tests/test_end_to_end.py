@@ -69,7 +69,7 @@ OPTIONS = {
     "loss.mini_batches": 2,
 }
 ADAPTED = {
-    "few_shot.shots": (1,),
+    "arithmetic.shots": (1,),
     "lora.rank": 4,
     "lora.alpha": 8.0,
     "model.fuse_projections": False,

@@ -29,6 +29,7 @@ class ArithmeticConfig:
     difficulty: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)  # weights of 1, 2, ... operations
     demo_difficulty: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0)  # the same, of the demonstrations
     max_number: int = 29
+    shots: tuple[float, ...] = ()  # solved examples of 1, 2, ... operations before each prompt (tasks/few_shot.py)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +39,7 @@ class LookupConfig:
     seed: int = 0  # of the knowledge base and the questions
     difficulty: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)  # weights of 1, 2, ... hops
     demo_difficulty: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class FewShotConfig:
-    """Solved examples that every prompt begins with, for a pretrained policy (tasks/few_shot.py)."""
-
-    shots: tuple[float, ...] = ()  # examples of difficulty 1, 2, ...; none: the task's bare lines
+    shots: tuple[float, ...] = ()  # solved examples of 1, 2, ... hops before each prompt (tasks/few_shot.py)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +227,6 @@ class RunConfig:
     steps: int = 20
     arithmetic: ArithmeticConfig = ArithmeticConfig()
     lookup: LookupConfig = LookupConfig()
-    few_shot: FewShotConfig = FewShotConfig()
     budget: BudgetConfig = BudgetConfig()
     sampling: SamplingConfig = SamplingConfig()
     model: ModelConfig = ModelConfig()

@@ -173,9 +173,10 @@ def _pretrained(config: RunConfig) -> Iterable[str]:
             f"config.model.param_dtype is {config.model.param_dtype!r}, but an optimiser moves float32 parameters; "
             "train adapters (config.lora.rank) on a pretrained model (config.model.path), or leave it at float32"
         )
-    for count in config.few_shot.shots:
-        if count < 0 or count != int(count):
-            yield f"config.few_shot.shots holds {count}; a number of examples is a whole number, at least 0"
+    for name in TASKS:
+        for count in getattr(config, name).shots:
+            if count < 0 or count != int(count):
+                yield f"config.{name}.shots holds {count}; a number of examples is a whole number, at least 0"
 
 
 def _training(config: RunConfig) -> Iterable[str]:

@@ -55,14 +55,14 @@ def make_task(config: RunConfig, *, demonstrations: bool = False) -> Task:
         task = makers[config.task](settings, levels(weights))
     except ValueError as error:
         raise ConfigError(f"config.{config.task}: {error}") from error
-    if not config.few_shot.shots:
+    if not settings.shots:
         return task
-    shots = levels(config.few_shot.shots)
+    shots = levels(settings.shots)
     try:
         examples = makers[config.task](settings, {level: float(count > 0) for level, count in shots.items()})
         return FewShot(task, examples, {str(level): int(count) for level, count in shots.items()})
     except ValueError as error:
-        raise ConfigError(f"config.few_shot.shots: {error}") from error
+        raise ConfigError(f"config.{config.task}.shots: {error}") from error
 
 
 def with_model_folders(config: RunConfig) -> RunConfig:
