@@ -26,7 +26,7 @@ ORDER = (
     ("saving", "setup_predictor"),
     ("assemble",),
     ("run",),
-    ("main",),
+    ("main", "export"),
 )
 LEVEL = {name: level for level, group in enumerate(ORDER) for name in group}
 NO_JAX = ("types", "tree", "budget", "tasks", "rollout")  # nor what stands on jax
@@ -118,7 +118,9 @@ def test_each_library_has_its_door():
     assert {layer(module) for module in importers("ml_collections")} == {"config", "main"}
     assert importers("transformers") == {"trace_jax.tasks.tokenizer"}
     assert importers("tensorboardX") == importers("wandb") == {"trace_jax.train.metrics"}
-    assert {layer(module) for module in importers("absl")} == {"main"}
+    assert {layer(module) for module in importers("absl")} == {"main", "export"}
+    assert importers("gguf") == {"trace_jax.models.gguf_import"}
+    assert importers("safetensors") == {"trace_jax.models.weights"}
 
 
 def test_types_stand_on_numpy_alone():

@@ -261,6 +261,15 @@ def to_json(config: RunConfig) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2)
 
 
+def from_json(text: str) -> RunConfig:
+    """The config that `to_json` wrote. Raises ConfigError for a name or a type that does not fit, ValueError for text
+    that is no JSON object."""
+    document = json.loads(text)
+    if not isinstance(document, dict):
+        raise ValueError("config.json holds no object")
+    return _from_mapping(RunConfig, document, "config")
+
+
 def fingerprint(config: RunConfig) -> dict[str, Any]:
     """The settings that a checkpoint must share with the run that resumes it."""
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in RESUMABLE}

@@ -1,0 +1,88 @@
+"""A finished run as a model folder: the same policy, whoever reads it."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from tests.tiny_run import go, settings
+from trace_jax import config as config_lib
+from trace_jax import setup_run
+from trace_jax.assemble import assemble
+from trace_jax.config import ConfigError
+from trace_jax.export import export
+from trace_jax.models import folder as model_folder
+
+ADAPTED = {"lora.rank": 2, "model.fuse_projections": False, "steps": 1, "eval.every": 0, "optimizer.learning_rate": 0.1}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export")
+    return go(settings(ADAPTED | {"warm_start.cache": str(folder / "warm")}), folder / "run")
+
+
+def test_the_export_is_the_policy_with_its_adapters_merged(done, tmp_path):
+    assert export(done.workdir, tmp_path / "model", "float32") == 1
+    cfg = model_folder.load_config(tmp_path / "model")
+    params = model_folder.load_params(tmp_path / "model", cfg)
+    expected = done.parts.trainer.full_params(done.parts.policy.params)
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    start = model_folder.load_params(done.workdir.parent / "warm" / "arithmetic", cfg)
+    assert not np.array_equal(params["layer_0"]["mlp"]["up"]["kernel"], start["layer_0"]["mlp"]["up"]["kernel"])
+
+
+def test_a_run_can_start_from_an_export(done, tmp_path):
+    export(done.workdir, tmp_path / "model", "float32")
+    config = settings(ADAPTED | {"model.path": str(tmp_path / "model")})
+    parts = assemble(config, tmp_path / "next")
+    own, new = (setup_run.make_tokenizer(c, parts.environment.task) for c in (done.config, parts.config))
+    assert own.get_vocab() == new.get_vocab()
+    whole = parts.trainer.full_params(parts.policy.params)
+    jax.tree.map(np.testing.assert_array_equal, whole, done.parts.served)
+
+
+def test_half_precision(done, tmp_path):
+    export(done.workdir, tmp_path / "model", "bfloat16")
+    cfg = model_folder.load_config(tmp_path / "model")
+    params = model_folder.load_params(tmp_path / "model", cfg)
+    for got, full in zip(jax.tree.leaves(params), jax.tree.leaves(done.parts.served), strict=True):
+        np.testing.assert_allclose(got, full, rtol=2**-8)
+
+
+def test_bad_folders_are_named_in_one_line(done, tmp_path):
+    with pytest.raises(ConfigError, match="--workdir: .* holds no run"):
+        export(tmp_path / "none", tmp_path / "model", "float32")
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "config.json").write_text(config_lib.to_json(done.config))
+    with pytest.raises(ConfigError, match="holds no checkpoint yet; train first"):
+        export(tmp_path / "early", tmp_path / "model", "float32")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="--folder: .* holds a model already"):
+        export(done.workdir, tmp_path / "model", "float32")
+
+
+def test_the_command(done, tmp_path):
+    command = [sys.executable, "-m", "trace_jax.export", f"--workdir={done.workdir}"]
+    finished = lambda *flags: subprocess.run(
+        [*command, *flags], cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=120
+    )
+    first, again = (finished(f"--folder={tmp_path / 'model'}") for _ in range(2))
+    assert first.returncode == 0 and "policy of step 1 written to" in first.stdout
+    assert again.returncode == 1 and again.stderr.strip().startswith("error: --folder:")
+    assert again.stderr.strip().count("\n") == 0
+
+
+def test_a_config_reads_itself_back(done):
+    assert config_lib.from_json(config_lib.to_json(done.config)) == done.config
+    with pytest.raises(ConfigError, match="config.steps is missing"):
+        text = config_lib.to_json(done.config).replace('"steps": 1', '"stepz": 1', 1)
+        config_lib.from_json(text.replace('"stepz": 1,', "", 1))
+    with pytest.raises(ValueError, match="no object"):
+        config_lib.from_json("[]")
+    assert dataclasses.is_dataclass(config_lib.from_json(config_lib.to_json(done.config)).lora)
