@@ -1,0 +1,1 @@
+"""SmolLM2-135M on CPU cores: speed and training."""
