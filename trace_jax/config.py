@@ -150,6 +150,7 @@ class LossConfig:
     kl_coef: float = 0.0  # of a k3 penalty to the warm-started policy
     tis_cap: float | None = None  # truncated importance weights against the sampler; needs rescore
     rescore: bool = False  # old log-probs from the trainer's forward instead of the engine's
+    measure_kl: bool = True  # KL of each update, by one more forward pass over its rows
     epochs: int = 1
     mini_batches: int = 1
     row_length: int = 128  # T of packed rows; at least the context

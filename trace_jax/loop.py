@@ -130,7 +130,7 @@ async def train_step(run: Run, on_progress: OnProgress | None = None) -> dict[st
     run.policy, policy_report = run.trainer.update(
         run.policy,
         batch,
-        Plan(epochs=config.loss.epochs, mini_batches=config.loss.mini_batches, measure_kl=True),
+        Plan(config.loss.epochs, config.loss.mini_batches, config.loss.measure_kl),
         keys.host_rng(config.seed, run.step, "policy"),
         ref_params=run.reference,
     )

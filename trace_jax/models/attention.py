@@ -25,8 +25,45 @@ class KeyValue(NamedTuple):
 
 
 def attend(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, visible_BTS: jax.Array) -> jax.Array:
-    """softmax(q k / sqrt(H)) v over the row's own tokens, [B, T, N, H]; f32 scores."""
-    return _mix(q_BTNH, k_BTKH.transpose(0, 2, 3, 1), v_BTKH.swapaxes(1, 2), visible_BTS)
+    """softmax(q k / sqrt(H)) v over the row's own tokens, [B, T, N, H]; f32 scores. Reverse mode only."""
+    b, t, n, h = q_BTNH.shape
+    kv, g = k_BTKH.shape[2], n // k_BTKH.shape[2]
+    q_BKQH = (q_BTNH * h**-0.5).reshape(b, t, kv, g, h).transpose(0, 2, 3, 1, 4).reshape(b, kv, g * t, h)
+    bias_BQS = jnp.tile(jnp.where(visible_BTS, 0.0, _MASKED), (1, g, 1))
+    out_BKQH = _weighted_mean(q_BKQH, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2), bias_BQS)
+    return _heads_last(out_BKQH.reshape(b, kv, g, t, h))
+
+
+@jax.custom_vjp
+def _weighted_mean(q_BKQH, k_BKSH, v_BKSH, bias_BQS):
+    """softmax(q k + bias) v, with Q = G T queries as rows of one matrix per key/value head.
+
+    The backward pass is written out: derived, it transposes copies of the [Q, S] weights, which takes a CPU longer than
+    the products.
+    """
+    return _weighted_mean_forward(q_BKQH, k_BKSH, v_BKSH, bias_BQS)[0]
+
+
+def _weighted_mean_forward(q_BKQH, k_BKSH, v_BKSH, bias_BQS):
+    score_BKQS = jnp.einsum("bkqh,bksh->bkqs", q_BKQH, k_BKSH, preferred_element_type=jnp.float32)
+    weight_BKQS = jax.nn.softmax(score_BKQS + bias_BQS[:, None], axis=-1)
+    out_BKQH = jnp.einsum("bkqs,bksh->bkqh", weight_BKQS.astype(v_BKSH.dtype), v_BKSH)
+    return out_BKQH, (q_BKQH, k_BKSH, v_BKSH, weight_BKQS, out_BKQH)
+
+
+def _weighted_mean_backward(saved, d_out_BKQH):
+    """With w = softmax(s), o = w v: ds = w (do v - sum_h do o), summed over the head's axis h."""
+    q_BKQH, k_BKSH, v_BKSH, weight_BKQS, out_BKQH = saved
+    d_v_BKSH = jnp.einsum("bkqs,bkqh->bksh", weight_BKQS.astype(v_BKSH.dtype), d_out_BKQH)
+    d_weight_BKQS = jnp.einsum("bkqh,bksh->bkqs", d_out_BKQH, v_BKSH, preferred_element_type=jnp.float32)
+    mean_BKQ1 = jnp.sum((d_out_BKQH * out_BKQH).astype(jnp.float32), axis=-1, keepdims=True)
+    d_score_BKQS = (weight_BKQS * (d_weight_BKQS - mean_BKQ1)).astype(q_BKQH.dtype)
+    d_q_BKQH = jnp.einsum("bkqs,bksh->bkqh", d_score_BKQS, k_BKSH)
+    d_k_BKSH = jnp.einsum("bkqs,bkqh->bksh", d_score_BKQS, q_BKQH)
+    return d_q_BKQH, d_k_BKSH, d_v_BKSH, None
+
+
+_weighted_mean.defvjp(_weighted_mean_forward, _weighted_mean_backward)
 
 
 def attend_cached(q_BTNH: jax.Array, cache: KeyValue, visible_BTS: jax.Array, trunk: KeyValue | None) -> jax.Array:

@@ -34,11 +34,11 @@ class Linear(nn.Module):
         init = _normal(fan_in, self.axes)
         kernel = self.param("kernel", init, self.inputs + self.outputs, self.param_dtype)
         rows = x.shape[: x.ndim - len(self.inputs)]
-        x = x.reshape(*rows, fan_in)
-        y = _matmul(x, kernel.reshape(fan_in, -1).astype(self.dtype))
+        x = x.reshape(-1, fan_in)  # matrices: with more axes the backward pass transposes copies of x on a CPU
+        y = x @ kernel.reshape(fan_in, -1).astype(self.dtype)
         if self.has_variable("lora", "a"):
             a, b = (self.get_variable("lora", name).astype(self.dtype) for name in ("a", "b"))
-            y = y + _matmul(_matmul(x, a.reshape(fan_in, -1)), b.reshape(b.shape[0], -1))
+            y = y + (x @ a.reshape(fan_in, -1)) @ b.reshape(b.shape[0], -1)
         y = y.reshape(*rows, *self.outputs)
         if self.bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[len(self.inputs) :])
@@ -74,10 +74,6 @@ class Norm(nn.Module):
         x32 = x.astype(jnp.float32)
         y = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
         return (y * scale.reshape((1,) * (x.ndim - 1) + scale.shape)).astype(self.dtype)
-
-
-def _matmul(x, kernel):
-    return jax.lax.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
 
 
 def _normal(fan_in: int, axes: tuple[str | None, ...]):
