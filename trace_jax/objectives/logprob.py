@@ -71,7 +71,10 @@ def token_logprobs(
 def _dense_logprobs(
     hidden_BCD: jax.Array, kernel_DV: jax.Array, target_BC: jax.Array, temperature: float
 ) -> tuple[jax.Array, jax.Array]:
-    logit_BCV = jnp.einsum("bcd,dv->bcv", hidden_BCD, kernel_DV, preferred_element_type=jnp.float32) / temperature
+    # One matrix of all rows: with two axes the backward pass would transpose a copy of the logits on a CPU.
+    hidden_RD = hidden_BCD.reshape(-1, hidden_BCD.shape[-1])
+    logit_RV = jnp.matmul(hidden_RD, kernel_DV, preferred_element_type=jnp.float32)
+    logit_BCV = logit_RV.reshape(*hidden_BCD.shape[:-1], -1) / temperature
     log_norm_BC = jax.nn.logsumexp(logit_BCV, axis=-1)
     chosen_BC = jnp.take_along_axis(logit_BCV, target_BC[..., None], axis=-1)[..., 0]
     prob_BCV = jnp.exp(logit_BCV - log_norm_BC[..., None])
