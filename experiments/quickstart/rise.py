@@ -12,7 +12,8 @@ import argparse
 from pathlib import Path
 
 from experiments import results as results_lib
-from experiments.quickstart.run import HERE, run_one
+from experiments.quickstart.run import HERE
+from experiments.runs import run_one
 from trace_jax.train.metrics import read_jsonl
 
 

@@ -9,19 +9,13 @@ are kept in raw/. `--only-report` makes results.json, table.md and figure.png fr
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 from experiments.quickstart import report
 from experiments.quickstart.config import STRATEGIES
-from trace_jax.train.metrics import read_jsonl
+from experiments.runs import run_one
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
 TASKS = ("arithmetic", "lookup")
 
 
@@ -49,26 +43,6 @@ def main() -> None:
                     ]
                     run_one(Path(arguments.workdir), raw, name, [*flags, *arguments.overrides])
     report.write(raw, raw.parent)
-
-
-def run_one(workdir: Path, raw: Path, name: str, flags: list[str]) -> None:
-    """Runs one training in a process of its own, unless its metrics are there already, and keeps them as raw/NAME."""
-    kept = raw / f"{name}.jsonl"
-    if kept.exists():
-        return
-    here, workdir = workdir, ROOT / workdir  # the process runs in ROOT and sees relative paths only
-    workdir.mkdir(parents=True, exist_ok=True)
-    raw.mkdir(parents=True, exist_ok=True)
-    folder, begin = workdir / name, time.time()
-    command = [sys.executable, "-m", "trace_jax.main", f"--workdir={here / name}", *flags]
-    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(workdir / "compiled")}
-    print(f"{name} ...", flush=True)
-    with (workdir / f"{name}.log").open("w") as log:
-        subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=True)
-    rows = read_jsonl(folder / "metrics.jsonl")
-    shutil.copy(folder / "config.json", raw / f"{name}.config.json")
-    shutil.copy(folder / "metrics.jsonl", kept)
-    print(f"{name}: success {rows[0]['eval/success']:.3f} -> {rows[-1]['eval/success']:.3f}, {time.time() - begin:.0f} s")
 
 
 if __name__ == "__main__":
