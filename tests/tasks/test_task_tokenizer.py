@@ -49,6 +49,15 @@ def test_text_that_spells_a_special_token_is_text():
         assert 0 not in tokenizers.encode(WORDS, text)
 
 
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+def test_the_architecture_beside_a_tokenizer_does_not_change_it(tmp_path, architecture):
+    tokenizers.save_tokenizer(WORDS, tmp_path)
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{architecture}"}}')
+    loaded = tokenizers.load_tokenizer(tmp_path)
+    assert loaded.backend_tokenizer.to_str() == WORDS.backend_tokenizer.to_str()
+    assert len(loaded) == len(WORDS) and loaded.eos_token_id is None
+
+
 def test_a_saved_tokenizer_loads_as_the_same_function(tmp_path):
     for i, tokenizer in enumerate((CHARACTERS, WORDS)):
         folder = tmp_path / str(i)

@@ -23,8 +23,8 @@ def token_logprobs(
 
     `chunk` positions of all rows are worked on at a time, and the backward pass computes the logits of a chunk anew, so
     the largest array is [B, chunk, V] in both passes (our choice; the chunks run along T, because rows are what a mesh
-    shards). The product accumulates in f32, with factors as precise as jax's matmul precision setting says; everything
-    after it is f32.
+    shards). A chunk that holds the whole row is kept for the backward pass instead, which is faster. The product
+    accumulates in f32, with factors as precise as jax's matmul precision setting says; everything after it is f32.
 
     The entropy is over the whole vocabulary; -logprob is the surprisal of one sampled token, another quantity.
 
@@ -62,6 +62,8 @@ def token_logprobs(
     def join(x_NBC: jax.Array) -> jax.Array:
         return jnp.moveaxis(x_NBC, 0, 1).reshape(target_BT.shape[0], num_chunks * chunk)[:, :length]
 
+    if num_chunks == 1:
+        return _dense_logprobs(hidden_BTD, kernel_DV, target_BT, temperature)
     # prevent_cse guards a remat against its surroundings; a scan body has none, and the barriers would cost time.
     one_chunk = jax.checkpoint(lambda h, t: _dense_logprobs(h, kernel_DV, t, temperature), prevent_cse=False)
     logprob_NBC, entropy_NBC = jax.lax.map(lambda xs: one_chunk(*xs), (split(hidden_BTD), split(target_BT)))

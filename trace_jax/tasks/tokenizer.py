@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # else its import complains about a missing PyTorch
-from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402
+from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 # A blank inside keeps these names from being a character or a word of any text.
 PAD_TOKEN = "<pad token>"
@@ -64,16 +64,17 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> No
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model folder; never asks the network.
+    """The tokenizer of a model folder, exactly as its tokenizer.json has it; never asks the network.
 
     Raises ValueError when the folder does not exist, holds no tokenizer, or holds one that cannot be read.
     """
     folder = Path(folder)
-    if not (folder / _TOKENIZER_FILE).is_file():  # AutoTokenizer would make an empty tokenizer from config.json alone
+    if not (folder / _TOKENIZER_FILE).is_file():
         what = f"holds no tokenizer: {_TOKENIZER_FILE} is missing" if folder.is_dir() else "does not exist"
         raise ValueError(f"model folder {folder} {what}; copy the tokenizer's files there")
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        # Not AutoTokenizer: for some architectures it takes only vocabulary and merges from the file.
+        return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # the reader raises bare Exceptions of its native part
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"model folder {folder}: tokenizer cannot be read ({reason}); copy its files again") from error
