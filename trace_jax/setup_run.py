@@ -106,9 +106,7 @@ def make_model(config: RunConfig, vocab_size: int) -> DecoderConfig:
     try:
         if model.path is not None:
             cfg = model_folder.load_config(model.path, **execution)
-            if (notice := model_folder.check_vocabulary(cfg, vocab_size)) is not None:
-                print(notice)
-                cfg = dataclasses.replace(cfg, sampled_vocab=vocab_size)
+            cfg = _with_vocabulary(cfg, vocab_size, model.path)
             if model.context_length > cfg.max_positions:
                 raise ValueError(
                     f"context_length is {model.context_length}, but model folder {model.path} was made for "
@@ -120,6 +118,18 @@ def make_model(config: RunConfig, vocab_size: int) -> DecoderConfig:
         return DecoderConfig(vocab_size=vocab_size, max_positions=model.context_length, **shape, **execution).validate()
     except ValueError as error:
         raise ConfigError(f"config.model: {error}") from error
+
+
+def _with_vocabulary(cfg: DecoderConfig, tokenizer_size: int, folder: str) -> DecoderConfig:
+    """The decoder without logits for padding of its vocabulary, of which a line is shown."""
+    try:
+        notice = model_folder.check_vocabulary(cfg, tokenizer_size)
+    except ValueError as error:
+        raise ValueError(f"model folder {folder}: {error}") from error
+    if notice is None:
+        return cfg
+    print(notice)
+    return dataclasses.replace(cfg, sampled_vocab=tokenizer_size)
 
 
 def make_engine(config: RunConfig, model: DecoderConfig) -> LocalEngine:
