@@ -1,8 +1,13 @@
 """The policy's update with adapters: what moves, what stays, and that it is the chain rule of the full update."""
 
+import dataclasses
 import functools
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -23,8 +28,8 @@ SETTINGS = LoraConfig(rank=2, alpha=3.0)
 LOSS = functools.partial(policy_loss, clip_low=0.2, clip_high=0.28, kl_coef=0.0, tis_cap=None)
 
 
-def make_trainer(settings=SETTINGS, **change):
-    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
+def make_trainer(settings=SETTINGS, mesh=None, **change):
+    mesh = mesh or sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
     arguments = {"temperature": 1.0, "chunk": 8, "micro_rows": 2, "rescore": False, "lora": settings} | change
     return PolicyTrainer(MODEL, optax.sgd(1.0), LOSS, mesh, **arguments)
 
@@ -118,3 +123,39 @@ def test_the_seed_draws_the_adapters():
     one, same, other = (trainer.adopt(base(), seed=seed).params["layer_0"]["mlp"]["up"]["a"] for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
     assert np.abs(np.asarray(one) - np.asarray(other)).max() > 0.1
+
+
+def test_a_base_in_half_precision_stays_so_while_adapters_are_float32(monkeypatch):
+    monkeypatch.setitem(globals(), "MODEL", dataclasses.replace(MODEL, param_dtype="bfloat16"))
+    trainer = make_trainer()
+    half = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), base())
+    state, _ = trainer.update(trainer.adopt(half), make_batch(), Plan(), np.random.default_rng(0))
+    assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
+    assert {x.dtype for x in jax.tree.leaves(trainer.full_params(state.params))} == {jnp.dtype("bfloat16")}
+
+
+MESH_SCRIPT = """
+import jax
+jax.config.update("jax_num_cpu_devices", 4)
+import numpy as np
+from tests.train import test_lora_step as case
+from trace_jax.train import sharding
+results = []
+for sizes, count in (({"data": 1, "fsdp": 1, "tensor": 1}, 1), ({"data": 1, "fsdp": 2, "tensor": 2}, 4)):
+    mesh = sharding.make_mesh(**sizes, devices=jax.devices()[:count])
+    trainer = case.make_trainer(mesh=mesh)
+    state, metrics = trainer.update(trainer.adopt(case.base(), seed=3), case.make_batch(), case.Plan(), None)
+    a = state.params["layer_0"]["mlp"]["up"]["a"]
+    results.append((metrics["train/grad_norm"], jax.device_get(trainer.full_params(state.params)), a.sharding.spec))
+(norm, one, _), (sharded_norm, four, spec) = results
+np.testing.assert_allclose(norm, sharded_norm, rtol=1e-5)
+jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6), one, four)
+print(tuple(spec))
+"""
+
+
+def test_adapters_on_a_mesh_are_split_like_their_kernels():
+    root = Path(__file__).parents[2]
+    process = subprocess.run([sys.executable, "-c", MESH_SCRIPT], cwd=root, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.strip() == "('fsdp', None)"
