@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
+import shutil
 
 import jax
 import ml_dtypes
@@ -316,3 +318,55 @@ def test_vocabulary_and_tokenizer():
     for size in (151936 - 1024, 151937, 32000):
         with pytest.raises(ValueError, match=f"the tokenizer has {size} tokens, the model 151936; they must belong"):
             folder.check_vocabulary(qwen, size)
+
+
+def test_identity_follows_config_and_weights(tmp_path, saved):
+    first = folder.identity(saved)
+    assert len(first) == 16 and int(first, 16) >= 0
+    shutil.copytree(saved, tmp_path / "copy")
+    for file in (tmp_path / "copy").iterdir():
+        os.utime(file, ns=(1, 1))
+    (tmp_path / "copy" / "tokenizer.json").write_text("{}")  # not the model's
+    assert folder.identity(str(tmp_path / "copy")) == first
+    seen = {first}
+    rewrite(saved / WEIGHTS, lambda t: t.update({"model.norm.weight": t["model.norm.weight"] + 1}))
+    seen.add(folder.identity(saved))
+    edit(saved / "config.json", rope_theta=7e3)
+    seen.add(folder.identity(saved))
+    assert len(seen) == 3
+
+
+def test_identity_reads_both_ends_of_each_file(sharded, tmp_path):
+    """Of 3 MiB the first and last number and the size count, the middle does not."""
+    first = folder.identity(sharded)
+    last = sorted(sharded.glob("model-*"))[-1]
+    content = last.read_bytes()
+    last.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # the last shard's last number
+    assert folder.identity(sharded) != first
+
+    big = tmp_path / "big"
+    big.mkdir()
+    (big / "config.json").write_text("{}")
+    numbers = np.zeros(3 * 2**18, np.float32)
+    digests = []
+    for at in (None, 0, 2**18 + 2**17, -1):
+        changed = numbers.copy()
+        if at is not None:
+            changed[at] = 1
+        save_file({"x": changed}, big / WEIGHTS)
+        digests.append(folder.identity(big))
+    assert digests[2] == digests[0] and len(set(digests)) == 3
+    save_file({"x": np.append(numbers, np.float32(0))}, big / WEIGHTS)
+    assert folder.identity(big) not in digests
+
+
+def test_identity_of_what_cannot_be_read(tmp_path, saved):
+    assert "does not exist" in error_of(folder.identity, tmp_path / "nowhere")
+    content = (saved / WEIGHTS).read_bytes()
+    (saved / WEIGHTS).write_bytes(content[:-1])
+    assert f"{WEIGHTS} cannot be read" in error_of(folder.identity, saved)
+    (saved / WEIGHTS).write_bytes(content)
+    (saved / "config.json").unlink()
+    assert "config.json cannot be read (No such file" in error_of(folder.identity, saved)
+    (saved / "config.json").mkdir()
+    assert "config.json cannot be read (Is a directory)" in error_of(folder.identity, saved)

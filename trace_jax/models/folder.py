@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from trace_jax.models import hf_config, tensor_map, weights
 from trace_jax.models.config import DecoderConfig
 
 _ROWS = 4096  # of an embedding, compared at a time
+_SAMPLE = 2**20  # bytes at either end of a file that tell it from others
 PADDING_ROWS = 1024  # a vocabulary that is larger than its tokenizer by fewer rows is padded; by more, another's
 
 
@@ -126,6 +129,34 @@ def check_vocabulary(cfg: DecoderConfig, tokenizer_size: int) -> str | None:
         f"vocabulary: {spare} of the model's {cfg.vocab_size} rows are padding; ids from {tokenizer_size} are never "
         "sampled"
     )
+
+
+def identity(folder: str | Path) -> str:
+    """16 hex digits that tell a model folder from others: where the same come back, the model is taken for the same.
+
+    A blake2b digest of `config.json` and, of each file of weights, name, size, first and last MiB (our choice: a check
+    of whole files would read all of a large model). Independent of path and times. Raises ValueError, one line, for a
+    folder whose config or weights cannot be read.
+    """
+    folder = Path(folder)
+    with weights.Reader(folder) as reader:
+        names = sorted(reader.files())
+    digest, name = hashlib.blake2b(digest_size=8), weights.CONFIG
+    try:
+        content = (folder / name).read_bytes()
+        digest.update(f"{len(content)}\n".encode() + content)
+        for name in names:
+            with open(folder / name, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                digest.update(f"{name}\n{size}\n".encode())
+                for start in (0, max(size - _SAMPLE, 0)):
+                    file.seek(start)
+                    digest.update(file.read(_SAMPLE))
+    except OSError as error:
+        raise ValueError(
+            f"model folder {folder}: {name} cannot be read ({error.strerror}); give a folder that holds a model"
+        ) from error
+    return digest.hexdigest()
 
 
 def _document(folder: str | Path) -> Any:

@@ -52,6 +52,10 @@ class Reader:
         """All tensors of all files."""
         return set(self._where)
 
+    def files(self) -> set[str]:
+        """Names of the files that hold them."""
+        return set(self._files)
+
     def form(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Element type (safetensors' name) and shape."""
         view = self._slice(name)
