@@ -199,3 +199,17 @@ def test_trunks_that_cannot_be_are_refused():
         await task
 
     asyncio.run(main())
+
+
+def test_a_small_cache_evicts_rows_and_never_the_trunk():
+    """Every first turn still finds the whole trunk; rows that were lost are computed again, by prefill."""
+    large, kept = run_episodes(range(9))
+    small, lost = run_episodes(range(9), cache_rows=2)
+    assert large.evictions == 0 and small.evictions > 9
+    assert small.preloaded_tokens == large.preloaded_tokens == len(TRUNK)
+    for a, b in pairs(lost, kept):
+        np.testing.assert_array_equal(a.tokens, b.tokens)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+        assert len(TRUNK) <= a.cached_tokens <= b.cached_tokens
+        assert a.cached_tokens + a.prefilled_tokens == b.cached_tokens + b.prefilled_tokens
+    assert any(a.cached_tokens < b.cached_tokens for a, b in pairs(lost, kept))

@@ -6,6 +6,7 @@ queries of one key/value head, H head_dim, S cache length, L tokens of the trunk
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -25,39 +26,41 @@ class KeyValue(NamedTuple):
 
 
 def attend(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, visible_BTS: jax.Array) -> jax.Array:
-    """softmax(q k / sqrt(H)) v over the row's own tokens, [B, T, N, H]; f32 scores. Reverse mode only."""
+    """softmax(q k / sqrt(H)) v over the row's own tokens, [B, T, N, H]; f32 scores and softmax. Reverse mode only."""
     b, t, n, h = q_BTNH.shape
     kv, g = k_BTKH.shape[2], n // k_BTKH.shape[2]
-    q_BKQH = (q_BTNH * h**-0.5).reshape(b, t, kv, g, h).transpose(0, 2, 3, 1, 4).reshape(b, kv, g * t, h)
+    # float32 queries take the scale: the smaller array. Others would be rounded again, so their f32 scores take it.
+    of_query, of_score = (h**-0.5, 1.0) if q_BTNH.dtype == jnp.float32 else (1.0, h**-0.5)
+    q_BKQH = (q_BTNH * of_query).reshape(b, t, kv, g, h).transpose(0, 2, 3, 1, 4).reshape(b, kv, g * t, h)
     bias_BQS = jnp.tile(jnp.where(visible_BTS, 0.0, _MASKED), (1, g, 1))
-    out_BKQH = _weighted_mean(q_BKQH, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2), bias_BQS)
+    out_BKQH = _weighted_mean(q_BKQH, k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2), bias_BQS, of_score)
     return _heads_last(out_BKQH.reshape(b, kv, g, t, h))
 
 
-@jax.custom_vjp
-def _weighted_mean(q_BKQH, k_BKSH, v_BKSH, bias_BQS):
-    """softmax(q k + bias) v, with Q = G T queries as rows of one matrix per key/value head.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _weighted_mean(q_BKQH, k_BKSH, v_BKSH, bias_BQS, scale):
+    """softmax(scale q k + bias) v, with Q = G T queries as rows of one matrix per key/value head.
 
     The backward pass is written out: derived, it transposes copies of the [Q, S] weights, which takes a CPU longer than
     the products.
     """
-    return _weighted_mean_forward(q_BKQH, k_BKSH, v_BKSH, bias_BQS)[0]
+    return _weighted_mean_forward(q_BKQH, k_BKSH, v_BKSH, bias_BQS, scale)[0]
 
 
-def _weighted_mean_forward(q_BKQH, k_BKSH, v_BKSH, bias_BQS):
+def _weighted_mean_forward(q_BKQH, k_BKSH, v_BKSH, bias_BQS, scale):
     score_BKQS = jnp.einsum("bkqh,bksh->bkqs", q_BKQH, k_BKSH, preferred_element_type=jnp.float32)
-    weight_BKQS = jax.nn.softmax(score_BKQS + bias_BQS[:, None], axis=-1)
+    weight_BKQS = jax.nn.softmax(score_BKQS * scale + bias_BQS[:, None], axis=-1)
     out_BKQH = jnp.einsum("bkqs,bksh->bkqh", weight_BKQS.astype(v_BKSH.dtype), v_BKSH)
     return out_BKQH, (q_BKQH, k_BKSH, v_BKSH, weight_BKQS, out_BKQH)
 
 
-def _weighted_mean_backward(saved, d_out_BKQH):
-    """With w = softmax(s), o = w v: ds = w (do v - sum_h do o), summed over the head's axis h."""
+def _weighted_mean_backward(scale, saved, d_out_BKQH):
+    """With w = softmax(scale s), o = w v: ds = scale w (do v - sum_h do o), summed over the head's axis h."""
     q_BKQH, k_BKSH, v_BKSH, weight_BKQS, out_BKQH = saved
     d_v_BKSH = jnp.einsum("bkqs,bkqh->bksh", weight_BKQS.astype(v_BKSH.dtype), d_out_BKQH)
     d_weight_BKQS = jnp.einsum("bkqh,bksh->bkqs", d_out_BKQH, v_BKSH, preferred_element_type=jnp.float32)
-    mean_BKQ1 = jnp.sum((d_out_BKQH * out_BKQH).astype(jnp.float32), axis=-1, keepdims=True)
-    d_score_BKQS = (weight_BKQS * (d_weight_BKQS - mean_BKQ1)).astype(q_BKQH.dtype)
+    mean_BKQ1 = jnp.sum(d_out_BKQH.astype(jnp.float32) * out_BKQH.astype(jnp.float32), axis=-1, keepdims=True)
+    d_score_BKQS = (weight_BKQS * (d_weight_BKQS - mean_BKQ1) * scale).astype(q_BKQH.dtype)
     d_q_BKQH = jnp.einsum("bkqs,bksh->bkqh", d_score_BKQS, k_BKSH)
     d_k_BKSH = jnp.einsum("bkqs,bkqh->bksh", d_score_BKQS, q_BKQH)
     return d_q_BKQH, d_k_BKSH, d_v_BKSH, None
@@ -83,9 +86,10 @@ def attend_cached(q_BTNH: jax.Array, cache: KeyValue, visible_BTS: jax.Array, tr
     shared_KML = jnp.exp(shared_KML - by_head(top_BKGT)[..., None])
     total_BKGT = own_BKGTS.sum(-1) + by_row(shared_KML.sum(-1))
     dtype = cache.values.dtype
-    out_BKGTH = jnp.einsum("bkgts,bksh->bkgth", own_BKGTS.astype(dtype), cache.values)
-    out_BKGTH += by_row(jnp.einsum("kml,klh->kmh", shared_KML.astype(dtype), trunk.values))
-    return _heads_last(out_BKGTH / total_BKGT[..., None].astype(dtype))
+    mix = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)  # rounded once, at the end
+    out_BKGTH = mix("bkgts,bksh->bkgth", own_BKGTS.astype(dtype), cache.values)
+    out_BKGTH += by_row(mix("kml,klh->kmh", shared_KML.astype(dtype), trunk.values))
+    return _heads_last((out_BKGTH / total_BKGT[..., None]).astype(dtype))
 
 
 def write(cache: KeyValue, start_W: jax.Array, count_W: jax.Array, k_WCKH: jax.Array, v_WCKH: jax.Array) -> KeyValue:
