@@ -224,6 +224,24 @@ REFUSED = [
     ({"num_hidden_layers": True}, "num_hidden_layers is True in config.json, must be of type int"),
     ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1 in config.json, must be of type bool"),
     ({"rope_theta": "1e6"}, "rope_theta is '1e6' in config.json, must be of type float"),
+    ({"rope_theta": 0}, "rope_theta is 0 in config.json, must be above 0 and finite"),
+    ({"rope_theta": float("nan")}, "rope_theta is nan in config.json, must be above 0 and finite"),
+    ({"rope_scaling": LLAMA32_1B["rope_scaling"] | {"rope_theta": -5.0}}, "rope_theta is -5.0 in config.json, must be"),
+    ({"rope_scaling": LLAMA32_1B["rope_scaling"] | {"factor": 0.0}}, "factor is 0.0 in config.json, must be above 0"),
+    (
+        {"rope_scaling": LLAMA32_1B["rope_scaling"] | {"original_max_position_embeddings": 0}},
+        "original_max_position_embeddings is 0 in config.json, must be above 0",
+    ),
+    ({"rms_norm_eps": -1}, "rms_norm_eps is -1 in config.json, must be above 0 and finite"),
+    ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf in config.json, must be above 0 and finite"),
+    ({"max_position_embeddings": 0}, "max_position_embeddings is 0 in config.json, must be above 0"),
+    (
+        {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": None},
+        "max_window_layers is None in config.json, must be of type int",
+    ),
+    ({"layer_types": 3}, "layer_types is 3 in config.json, must be a list"),
+    ({"layer_types": "full_attention"}, "layer_types is 'full_attention' in config.json, must be a list"),
+    ({"layer_types": [["full_attention"]]}, "turns on ['full_attention']"),
     ({"head_dim": 3}, "head_dim 3 is odd"),
     ({"num_key_value_heads": 3}, "num_heads 32 is not a multiple of num_kv_heads 3"),
 ]
@@ -239,6 +257,7 @@ def test_what_is_refused(change, message):
 def test_a_window_that_no_layer_has_is_no_window():
     document = QWEN25_HALF_B | {"use_sliding_window": True, "max_window_layers": 24}
     assert hf_config.from_document(document) == hf_config.from_document(QWEN25_HALF_B)
+    assert hf_config.from_document(QWEN25_HALF_B | {"max_window_layers": None})  # nothing reads it
 
 
 @pytest.mark.parametrize("document", [[1, 2], "text", None])

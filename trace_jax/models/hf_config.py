@@ -7,6 +7,7 @@ Values that a file leaves out are those of transformers' config classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,10 +49,10 @@ def from_document(document: Any, **execution: Any) -> DecoderConfig:
         raise ValueError(f"config.json lacks {', '.join(missing)}; copy the file again")
     fields = {ours: _typed(document, theirs, "int") for ours, theirs in _SIZES.items()}
     _refuse_what_is_not_computed(document)
-    fields["max_positions"] = _typed(document, "max_position_embeddings", "int", _DEFAULT_POSITIONS[kind])
+    fields["max_positions"] = _positive(document, "max_position_embeddings", "int", _DEFAULT_POSITIONS[kind])
     fields["num_kv_heads"] = _kv_heads(document, kind, fields["num_heads"])
     fields["head_dim"] = _head_dim(document, kind, fields["hidden_size"], fields["num_heads"])
-    fields["rms_norm_eps"] = _typed(document, "rms_norm_eps", "float", 1e-6)
+    fields["rms_norm_eps"] = _positive(document, "rms_norm_eps", "float", 1e-6)
     fields["tie_embeddings"] = _typed(document, "tie_word_embeddings", "bool", False)
     fields["qk_norm"] = kind == "qwen3"
     bias = kind != "qwen2" and _typed(document, "attention_bias", "bool", False)
@@ -134,8 +135,11 @@ def _refuse_what_is_not_computed(document: Mapping[str, Any]) -> None:
             "config.json has a quantization_config: quantised weights are not read; use the checkpoint's bfloat16 form"
         )
     window = document.get("use_sliding_window") and document.get("sliding_window") is not None
-    window = window and document.get("max_window_layers", _DEFAULT_WINDOW) < document["num_hidden_layers"]
-    other = sorted(set(document.get("layer_types") or ()) - {"full_attention"})
+    window = window and _typed(document, "max_window_layers", "int", _DEFAULT_WINDOW) < document["num_hidden_layers"]
+    kinds = document.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise ValueError(f"layer_types is {kinds!r} in config.json, must be a list; copy the file again")
+    other = sorted({str(kind) for kind in kinds} - {"full_attention"})
     if window or other:
         raise ValueError(
             f"config.json turns on {', '.join(other) or 'use_sliding_window'}; here every layer attends to the "
@@ -166,7 +170,7 @@ def _rope(document: Mapping[str, Any], max_positions: int) -> tuple[float, Llama
     rope = document.get(name) or {}
     if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
         raise ValueError(f"config.json: {name} is not one table for all layers; use another checkpoint")
-    theta = _typed(rope if "rope_theta" in rope else document, "rope_theta", "float", 10000.0)
+    theta = _positive(rope if "rope_theta" in rope else document, "rope_theta", "float", 10000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
         _refuse_what_is_not_computed({"partial_rotary_factor": rope["partial_rotary_factor"]})
@@ -181,8 +185,8 @@ def _rope(document: Mapping[str, Any], max_positions: int) -> tuple[float, Llama
     missing = [key for key in keys if key not in rope]
     if missing:
         raise ValueError(f"config.json: {name} of type llama3 lacks {', '.join(missing)}; copy the file again")
-    original = _typed(rope, "original_max_position_embeddings", "int", max_positions)
-    factors = {key: float(_typed(rope, key, "float")) for key in keys}
+    original = _positive(rope, "original_max_position_embeddings", "int", max_positions)
+    factors = {key: float(_positive(rope, key, "float")) for key in keys}
     if factors["high_freq_factor"] <= factors["low_freq_factor"]:
         raise ValueError(
             f"config.json: {name} has high_freq_factor {factors['high_freq_factor']}, must be above low_freq_factor "
@@ -195,4 +199,11 @@ def _typed(document: Mapping[str, Any], name: str, kind: str, default: Any = _AB
     value = document.get(name, default) if default is not _ABSENT else document[name]
     if type(value) not in _TYPES[kind]:
         raise ValueError(f"{name} is {value!r} in config.json, must be of type {kind}")
+    return value
+
+
+def _positive(document: Mapping[str, Any], name: str, kind: str, default: Any = _ABSENT) -> Any:
+    value = _typed(document, name, kind, default)
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} is {value!r} in config.json, must be above 0 and finite; copy the file again")
     return value
