@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import types
 
 import gguf
 import numpy as np
@@ -173,7 +175,29 @@ def test_names_that_pad_the_vocabulary_are_no_tokens(tmp_path):
         ({"metadata": {"llama.rope.dimension_count": 8}}, "RoPE on a part of each head is not computed"),
         ({"metadata": {"split.count": 2}}, "GGUF in several files is not read"),
         ({"metadata": {"tokenizer.ggml.eos_token_id": 999}}, "token ids eos 999 lie outside the 266 tokens"),
+        ({"metadata": {"tokenizer.ggml.bos_token_id": "x"}}, "token ids bos x lie outside the 266 tokens"),
+        ({"metadata": {"llama.attention.head_count": 0}}, "llama.attention.head_count '0', must be one int above 0"),
+        ({"metadata": {"llama.attention.head_count": [4, 4]}}, "llama.attention.head_count '[4, 4]', must be one int"),
+        ({"metadata": {"llama.attention.head_count_kv": [2, 2]}}, "llama.attention.head_count_kv '[2, 2]', must be"),
+        ({"metadata": {"llama.attention.head_count_kv": 3}}, "num_heads 4 is not a multiple of num_kv_heads 3"),
+        ({"metadata": {"llama.block_count": "two"}}, "llama.block_count 'two', must be one int above 0"),
+        ({"metadata": {"llama.context_length": 1.5}}, "llama.context_length '1.5', must be one int above 0"),
+        ({"metadata": {"llama.rope.freq_base": 0.0}}, "llama.rope.freq_base '0.0', must be one float above 0"),
+        ({"metadata": {"llama.rope.freq_base": float("nan")}}, "llama.rope.freq_base 'nan', must be one float above 0"),
+        (
+            {"metadata": {"llama.attention.layer_norm_rms_epsilon": -1.0}},
+            "llama.attention.layer_norm_rms_epsilon '-1.0', must be one float above 0",
+        ),
+        ({"metadata": {"split.count": "two"}}, "GGUF in several files is not read"),
+        ({"metadata": {"tokenizer.chat_template": 3}}, "tokenizer.chat_template is '3', must be a text"),
+        ({"merges": ["h", "h e"]}, "no tokenizer can be built of tokens and merges ("),
+        ({"merges": ["h e x"]}, "no tokenizer can be built of tokens and merges ("),
+        ({"merges": ["h zz"]}, "no tokenizer can be built of tokens and merges ("),
+        ({"merges": [1, 2]}, "tokenizer.ggml.merges is no list of type str"),
         ({"extra": [("rope_freqs.weight", np.linspace(1, 2, 8, dtype=np.float32))]}, "rope_freqs.weight is no"),
+        ({"extra": [("rope_freqs.weight", np.ones(4, np.float32))]}, "rope_freqs.weight is (4,), the metadata say (8"),
+        ({"extra": [("rope_freqs.weight", np.zeros(8, np.float32))]}, "numbers that are not above 0 and finite"),
+        ({"extra": [("rope_freqs.weight", np.ones(8, np.int32))]}, "rope_freqs.weight is of type I32, which is not"),
         ({"pad": 1}, "the tokenizer has 267 tokens, the model 266"),
     ],
     ids=lambda value: str(value)[:40],
@@ -183,6 +207,32 @@ def test_files_that_are_refused(tmp_path, change, message):
     tensors = tiny_gguf.weights("llama", tied=True)
     path = tiny_gguf.write(tmp_path / "a.gguf", architecture, tensors, **change)
     assert message in error_of(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["F64", "I8", "I16", "I32", "I64", "Q8_1"])
+def test_types_of_tensors_that_are_refused(tmp_path, kind):
+    """Found before anything is written, though tensors are turned into numbers one by one while they are."""
+    tensors, kind = tiny_gguf.weights("llama", tied=True), gguf.GGMLQuantizationType[kind]
+    del tensors["model.layers.1.mlp.down_proj.weight"]
+    values, size = gguf.GGML_QUANT_SIZES[kind]
+    raw = np.zeros((32, 64 // values * size), np.uint8)
+    path = tiny_gguf.write(tmp_path / "a.gguf", "llama", tensors, extra=[("blk.1.ffn_down.weight", raw, kind)])
+    wanted = f"tensor blk.1.ffn_down.weight is of type {kind.name}, which is not read"
+    assert wanted in error_of(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_types_of_tensors_that_are_read():
+    """Every type that the library turns into numbers passes, and no other; nothing is computed that warns."""
+    passed = set()
+    for kind in gguf.GGMLQuantizationType:
+        try:
+            gguf_import._check_type(gguf, types.SimpleNamespace(name="x", tensor_type=kind))
+            passed.add(kind.name)
+        except ValueError as error:
+            assert str(error) == f"tensor x is of type {kind.name}, which is not read; use another file"
+    assert passed >= {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_NL", "TQ1_0"}
+    assert not passed & {"F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"}
 
 
 def test_damaged_files(tmp_path):
@@ -212,6 +262,29 @@ def test_a_file_is_converted_once(tmp_path, capsys):
     second = gguf_import.cached(path, tmp_path / "cache" / "deep")
     assert second != first and not (second / "mark").exists() and (first / "mark").exists()
     assert sorted(p.name for p in first.parent.iterdir()) == sorted((first.name, second.name))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+def test_a_converted_folder_that_was_damaged_is_named(tmp_path, name):
+    path = tiny_gguf.write(tmp_path / "tiny.gguf", "llama", tiny_gguf.weights("llama", tied=True))
+    made = gguf_import.cached(path, tmp_path / "cache")
+    content = (made / name).read_bytes()
+    (made / name).write_bytes(content[: len(content) // 2])
+
+    def message():
+        with pytest.raises(ValueError) as error:
+            gguf_import.cached(path, tmp_path / "cache")
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    assert message().startswith(f"{made}, which was converted from a GGUF file, is damaged (")
+    (made / name).unlink()
+    assert name in message() and message().endswith("; delete that folder to have it made again")
+    shutil.rmtree(made)
+    made.mkdir()
+    assert "is damaged (" in message()
+    made.rmdir()
+    assert gguf_import.cached(path, tmp_path / "cache") == made and (made / name).read_bytes() == content
 
 
 def test_a_conversion_that_fails_leaves_nothing(tmp_path):
@@ -250,3 +323,6 @@ def test_files_in_packages(tmp_path, monkeypatch):
     assert gguf_import.packaged(package.name) == package / "model.gguf"
     with pytest.raises(ValueError, match=r"no_such_package is not installed; pip install 'trace_jax\[smollm\]'"):
         gguf_import.packaged("no_such_package")
+    for name in (f"{package.name}.sub", "nowhere.sub", "llm-package", ""):
+        with pytest.raises(ValueError, match=f"package '{name}' is no name that `import` takes without dots"):
+            gguf_import.packaged(name)

@@ -88,8 +88,23 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{_INNER[inner]}.{kind}"
 
 
-def write(path, architecture, tensors, *, pre="qwen2", quantised=None, extra=(), metadata=None, model="gpt2", pad=0):
-    """A file with `tensors` (Hugging Face's names); `extra` are further (name, array); `metadata` changes values."""
+def write(
+    path,
+    architecture,
+    tensors,
+    *,
+    pre="qwen2",
+    quantised=None,
+    extra=(),
+    metadata=None,
+    model="gpt2",
+    pad=0,
+    merges=MERGES,
+):
+    """A file with `tensors` (Hugging Face's names).
+
+    `extra` are further (GGUF name, array[, type of the raw bytes]); `metadata` changes values.
+    """
     writer = gguf.GGUFWriter(path, architecture)
     values = {
         f"{architecture}.block_count": SIZES["num_layers"],
@@ -106,8 +121,9 @@ def write(path, architecture, tensors, *, pre="qwen2", quantised=None, extra=(),
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 0,
         "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.chat_template": "{% for m in messages %}<|start|>{{ m['content'] }}<|end|>{% endfor %}",
     }
-    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
     for key, value in (values | (metadata or {})).items():
         if value is not None:
             add[type(value)](key, value)
@@ -115,8 +131,7 @@ def write(path, architecture, tensors, *, pre="qwen2", quantised=None, extra=(),
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(vocabulary() + [f"[PAD{i}]" for i in range(pad)])
     writer.add_token_types([3, 3] + [1] * (len(vocabulary()) - 3) + [4] + [5] * pad)
-    writer.add_token_merges(MERGES)
-    writer.add_chat_template("{% for m in messages %}<|start|>{{ m['content'] }}<|end|>{% endfor %}")
+    writer.add_token_merges(merges)
     for name, array in tensors.items():
         heads = {"q": SIZES["num_heads"], "k": SIZES["num_kv_heads"]}
         if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
@@ -126,8 +141,8 @@ def write(path, architecture, tensors, *, pre="qwen2", quantised=None, extra=(),
             writer.add_tensor(gguf_name(name), data, raw_dtype=quantised)
         else:
             writer.add_tensor(gguf_name(name), array)
-    for name, array in extra:
-        writer.add_tensor(name, array)
+    for name, array, *kind in extra:
+        writer.add_tensor(name, array, raw_dtype=kind[0] if kind else None)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

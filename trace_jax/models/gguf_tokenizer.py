@@ -39,48 +39,77 @@ PRE_TOKENIZERS: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None, boo
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # Hugging Face's name -> llama.cpp's
 
 
+FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
 def files(get: Callable[..., Any]) -> dict[str, str]:
-    """`tokenizer.json` and `tokenizer_config.json` as text.
+    """The text of each of `FILES`.
 
     Args:
       get: (name, default) -> a value of the file's metadata.
-    Raises ValueError that names a tokenizer model or pre-tokenizer that is not known, or metadata that are missing.
+    Raises ValueError that names a tokenizer model or pre-tokenizer that is not known, or metadata that are missing, of
+    another type or do not fit each other.
     """
     kind, pre = get("tokenizer.ggml.model"), get("tokenizer.ggml.pre")
     if kind != "gpt2":
         raise ValueError(f"tokenizer model {kind!r} is not read, only gpt2 (byte-level BPE); use another file")
-    if pre not in PRE_TOKENIZERS:
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise ValueError(f"pre-tokenizer {pre!r} is not known; those that are: {', '.join(PRE_TOKENIZERS)}")
-    tokens, merges, types = (get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges", "token_type"))
+    tokens, merges = _list(get, "tokens", str), _list(get, "merges", str)
     if not tokens or merges is None:
         raise ValueError("metadata lack the tokenizer's tokens or merges; get the file again")
+    types = _list(get, "token_type", int)
     while types and len(types) == len(tokens) and types[-1] == _UNUSED:
         tokens, types = tokens[:-1], types[:-1]
     roles = {role: get(f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
-    outside = [f"{role} {token}" for role, token in roles.items() if token is not None and token >= len(tokens)]
+    within = lambda token: token is None or (type(token) is int and 0 <= token < len(tokens))
+    outside = [f"{role} {token}" for role, token in roles.items() if not within(token)]
     if outside:
         raise ValueError(f"token ids {', '.join(outside)} lie outside the {len(tokens)} tokens; get the file again")
-    make_pre_tokenizer, normalizer, starts_with_bos = PRE_TOKENIZERS[pre]
+    bos = roles["bos"] if get("tokenizer.ggml.add_bos_token", PRE_TOKENIZERS[pre][2]) else None
+    try:
+        tokenizer = _tokenizer(pre, tokens, types or [], merges, bos).to_str()
+    except Exception as error:  # the library raises TypeError and bare Exception
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"no tokenizer can be built of tokens and merges ({reason}); get the file again") from error
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": _template(get),
+        **{f"{role}_token": None if token is None else tokens[token] for role, token in roles.items()},
+    }
+    return dict(zip(FILES, (tokenizer, json.dumps(config, indent=2)), strict=True))
+
+
+def _tokenizer(pre: str, tokens: list[str], types: list[int], merges: list[str], bos: int | None) -> Tokenizer:
+    make_pre_tokenizer, normalizer, _ = PRE_TOKENIZERS[pre]
     ids = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(ids, [tuple(merge.split(" ")) for merge in merges]))
     tokenizer.pre_tokenizer = make_pre_tokenizer()
     if normalizer is not None:
         tokenizer.normalizer = normalizer()
     tokenizer.decoder = decoders.ByteLevel()
-    for token, kind in zip(tokens, types or (), strict=False):
+    for token, kind in zip(tokens, types, strict=False):
         if kind in (_CONTROL, _USER_DEFINED):
             added = AddedToken(token, normalized=False, special=kind == _CONTROL)
             (tokenizer.add_special_tokens if kind == _CONTROL else tokenizer.add_tokens)([added])
-    bos = roles["bos"]
-    if get("tokenizer.ggml.add_bos_token", starts_with_bos) and bos is not None:
+    if bos is not None:
         single, pair = f"{tokens[bos]} $A", f"{tokens[bos]} $A {tokens[bos]} $B"
         tokenizer.post_processor = processors.TemplateProcessing(
             single=single, pair=pair, special_tokens=[(tokens[bos], bos)]
         )
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "chat_template": get("tokenizer.chat_template"),
-        **{f"{role}_token": None if token is None else tokens[token] for role, token in roles.items()},
-    }
-    return {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": json.dumps(config, indent=2)}
+    return tokenizer
+
+
+def _list(get: Callable[..., Any], name: str, kind: type) -> list | None:
+    value = get(f"tokenizer.ggml.{name}")
+    if value is not None and not (isinstance(value, list) and all(type(item) is kind for item in value)):
+        raise ValueError(f"tokenizer.ggml.{name} is no list of type {kind.__name__}; get the file again")
+    return value
+
+
+def _template(get: Callable[..., Any]) -> str | None:
+    value = get("tokenizer.chat_template")
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"tokenizer.chat_template is {str(value)[:40]!r}, must be a text; get the file again")
+    return value

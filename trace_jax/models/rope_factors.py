@@ -16,6 +16,8 @@ def llama3_scaling(divisors: np.ndarray, theta: float) -> Llama3Scaling:
     Raises ValueError for a table that is not of this form (LongRoPE's, for one).
     """
     divisors = np.asarray(divisors, np.float64)
+    if not (np.isfinite(divisors) & (divisors > 0)).all():
+        raise ValueError("rope_freqs.weight holds numbers that are not above 0 and finite; get the file again")
     turns = theta ** (-np.arange(divisors.size) / divisors.size) / (2 * np.pi)
     factor = round(float(divisors.max()), 3)
     if factor <= 1:
