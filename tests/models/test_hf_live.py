@@ -1,6 +1,6 @@
 """Against transformers itself, in both directions, on random models of every architecture.
 
-Measured: logits differ by at most 1.2e-5 on the random models (they reach 4.4).
+Measured: logits differ by at most 7.6e-6 on the random models (they reach 4.4); on the golden ones by 6.7e-6.
 """
 
 from __future__ import annotations

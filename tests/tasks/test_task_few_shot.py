@@ -1,4 +1,4 @@
-"""Few-shot wrapping against a transcript written by hand, and the borders of blocks against tokenizers that break them."""
+"""Few-shot wrapping against a transcript written by hand; borders of blocks against tokenizers that break them."""
 
 import numpy as np
 import pytest
@@ -54,6 +54,24 @@ def test_lines_without_labels_reach_the_task_as_they_are():
     assert task.step(state, "1+2\n").observation == "Result: 3\n"
     assert task.step(state, "nonsense\n").observation == "Result: ?\n"
     assert task.step(state, "Step: 1+2").observation == "Result: 3\n"
+
+
+@pytest.mark.parametrize("inner", [ARITHMETIC, Lookup(0, {1: 1.0, 2: 1.0})], ids=lambda task: task.name)
+def test_symbols_cover_all_that_is_ever_written(inner):
+    """Preamble, questions, right and wrong actions, observations; sorted, single characters, each once."""
+    task = FewShot(inner, inner, SHOTS)
+    symbols = task.symbols()
+    assert list(symbols) == sorted(set(symbols)) and {len(symbol) for symbol in symbols} == {1}
+    seen = set(task.preamble)
+    for index in range(60):
+        for slip_rate in (0.0, 0.5):
+            instance = task.instance("train", index)
+            played = demonstrate(task, instance, np.random.default_rng(index), slip_rate=slip_rate)
+            seen |= set(instance.text).union(*(set(text) for turn in played.turns for text in turn))
+    seen |= set(task.step(task.instance("train", 0).state, "nonsense\n").observation)
+    assert seen <= set(symbols)
+    unlabelled = set("".join(inner.symbols()))
+    assert set(symbols) >= unlabelled and set(symbols) - unlabelled  # the labels' letters are what comes on top
 
 
 def test_slips_are_labelled_too():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +98,7 @@ def test_rows_go_to_the_mesh():
     assert got["token"].sharding == sharding.row_sharding(mesh) and got["token"].tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
+_FAST_COMPILE = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 _SCRIPT = """
 import functools, sys
 import jax
@@ -180,7 +182,94 @@ print("equal")
 
 def test_eight_devices_equal_one(tmp_path):
     command = [sys.executable, "-W", "default", "-c", _SCRIPT, str(tmp_path / "ckpt")]
-    fast_compile = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=os.environ | fast_compile)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=os.environ | _FAST_COMPILE)
     assert done.returncode == 0 and done.stdout.strip() == "equal", done.stderr[-3000:]
     assert "Warning" not in done.stderr, done.stderr[-3000:]  # such as jax's about donated buffers that were not used
+
+
+_VOCABULARY_SCRIPT = """
+import dataclasses
+import jax
+jax.config.update("jax_num_cpu_devices", 4)
+import numpy as np
+from trace_jax.models import decoder
+from trace_jax.models.config import DecoderConfig
+from trace_jax.objectives.logprob import token_logprobs
+from trace_jax.train import sharding
+
+CFG = DecoderConfig(vocab_size=24, hidden_size=16, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=4, mlp_size=16)
+rng = np.random.default_rng(0)
+token, pos, end = rng.integers(0, 17, (2, 9)), np.tile(np.arange(9), (2, 1)), np.full((2, 9), 9)
+weight = rng.normal(size=(2, 2, 9)).astype(np.float32)
+
+
+def objective(cfg, params):
+    hidden_BTD = decoder.hidden_states(cfg, params, token, pos, end)
+    rows = token_logprobs(hidden_BTD, decoder.unembed(cfg, params), np.roll(token, -1, 1), temperature=0.7, chunk=4)
+    return (weight * jax.numpy.stack(rows)).sum(), rows
+
+
+def run(cfg, devices):
+    params = decoder.init_params(cfg, jax.random.key(0))
+    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=len(devices), devices=devices)
+    where = sharding.param_shardings(mesh, params, decoder.param_axes(cfg))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    step = jax.jit(
+        lambda params: jax.value_and_grad(lambda p: objective(cfg, p), has_aux=True)(params),
+        in_shardings=(where,), out_shardings=((whole, whole), where),
+    )
+    out = step(jax.device_put(params, where))
+    got = out[1]["embed"]["embedding"].T if cfg.tie_embeddings else out[1]["lm_head"]["kernel"]
+    assert got.addressable_shards[0].data.shape[1] == 24 // len(devices)
+    return jax.device_get(out), np.asarray(got)
+
+
+for tied, sampled in ((True, 17), (False, 18)):  # inside a device's six columns, and at their end
+    cfg = dataclasses.replace(CFG, tie_embeddings=tied, sampled_vocab=sampled)
+    (one, _), (four, kernel) = run(cfg, jax.devices()[:1]), run(cfg, jax.devices())
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(four), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=5e-6 * abs(a).max())  # measured: 1e-6 of the leaf's scale
+    padding = np.arange(24) >= sampled
+    assert not kernel[:, padding].any() and (abs(kernel[:, ~padding]).max(0) > 1e-4).all()
+print("equal")
+"""
+
+_ADAPTERS_SCRIPT = """
+import dataclasses
+import jax
+jax.config.update("jax_num_cpu_devices", 4)
+import numpy as np
+from tests.train import test_lora_step as case
+from trace_jax.train import sharding
+
+case.MODEL = dataclasses.replace(case.MODEL, scan_layers=True)
+results = []
+for sizes, count in (({"data": 1, "fsdp": 1, "tensor": 1}, 1), ({"data": 1, "fsdp": 2, "tensor": 2}, 4)):
+    trainer = case.make_trainer(mesh=sharding.make_mesh(**sizes, devices=jax.devices()[:count]))
+    state = trainer.adopt(case.base(), seed=3)
+    start = jax.device_get(state.params)
+    for _ in range(2):  # a moves in the second one: its gradient is a multiple of b, which is 0 at first
+        state, metrics = trainer.update(state, case.make_batch(), case.Plan(), None)
+    for leaf, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(trainer.shardings), strict=True):
+        assert leaf.sharding == wanted, (leaf.sharding, wanted)
+    moved = jax.tree.map(lambda new, old: float(abs(np.asarray(new) - old).max()), state.params, start)
+    assert min(jax.tree.leaves(moved)) > 1e-5, moved
+    up = state.params["layers"]["mlp"]["up"]
+    specs = [tuple(up[name].sharding.spec) for name in ("a", "b")]
+    arrays = jax.device_get((state.params, trainer.full_params(state.params)))
+    results.append((metrics["train/grad_norm"], arrays, specs))
+(norm, one, _), (sharded_norm, four, specs) = results
+np.testing.assert_allclose(norm, sharded_norm, rtol=1e-5)
+jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=5e-6), one, four)
+assert specs == [(None, "fsdp", None), (None, None, "tensor")], specs
+print("equal")
+"""
+
+
+@pytest.mark.parametrize("script", [_VOCABULARY_SCRIPT, _ADAPTERS_SCRIPT], ids=["sampled vocabulary", "adapters"])
+def test_four_devices_equal_one(script):
+    """A vocabulary that is cut where no device's part ends; adapters of stacked layers."""
+    root = Path(__file__).parents[2]
+    command, env = [sys.executable, "-c", script], os.environ | _FAST_COMPILE
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, env=env)
+    assert done.returncode == 0 and done.stdout.strip() == "equal", done.stderr[-3000:]
