@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import json
@@ -32,7 +33,8 @@ UNITS = 16  # 8 root rollouts, and 2 continuations of half a unit for each
 ROLLOUT = {
     f"rollout/{name}"
     for name in "effective_ratio useful_groups_per_unit active_prompts skipped_prompts budget_units generated_tokens"
-    " prefilled_tokens cached_tokens tool_calls success expected_tokens cache_evictions".split()
+    " prefilled_tokens cached_tokens tool_calls success expected_tokens cache_evictions"
+    " preloaded_tokens".split()
 }
 TIME = {f"time/{name}" for name in ("rollout", "score", "predictor_update", "policy_update", "step")}
 PREDICTOR = {f"predictor/{name}" for name in ("spearman_prompt", "spearman_prefix", "brier", "ece")}
@@ -239,6 +241,39 @@ def test_nothing_compiles_twice(done):
         assert done.parts.learned.trainer.compiles() == {"score": 1, "update": 1}
 
 
+def test_adapters_go_back_to_the_weights_they_belong_to(adapted, folder, tmp_path):
+    parts = adapted.parts
+    assert saving.snapshot(parts).document["base"] == model_folder.identity(folder / "warm" / "arithmetic")
+    other = dataclasses.replace(parts, base="another")
+    checkpoints = saving.open_checkpoints(adapted.config, adapted.workdir / "checkpoints")
+    with contextlib.closing(checkpoints), pytest.raises(CheckpointError, match="belong to other weights") as error:
+        saving.restore(other, checkpoints)
+    one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.context_length": 32, "loss.row_length": 32}, r"context_length is 32, but the examples alone have \d+"),
+        (
+            {"predictor.kind": "policy_head", "predictor.max_tokens": 60},
+            "config.predictor.max_tokens is 60, but a policy_head reads the .* tokens of the examples first",
+        ),
+    ],
+)
+def test_examples_that_do_not_fit(folder, tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        assemble.assemble(tiny(folder, ADAPTED | changes), tmp_path)
+    one_line(error)
+
+
+def test_a_prompt_that_does_not_begin_like_the_others(adapted):
+    environment = dataclasses.replace(adapted.parts.environment, trunk=adapted.parts.environment.trunk[::-1])
+    with pytest.raises(ConfigError, match="does not begin with the .* tokens of the examples") as error:
+        dataclasses.replace(adapted.parts, environment=environment).prompts("eval", 0, 1)
+    one_line(error)
+
+
 def test_adapters_alone_are_trained_and_saved(adapted):
     parts = adapted.parts
     trained = jax.tree_util.tree_leaves_with_path(saving.snapshot(parts).arrays["policy"].params)
@@ -255,6 +290,7 @@ def test_a_shared_beginning_is_computed_once_a_step(adapted):
     assert trunk > 30 and parts.engine.preloaded_tokens == trunk * 8
     for row in adapted.rows[1:]:
         assert row["rollout/cached_tokens"] >= trunk * row["rollout/root_rollouts"]
+        assert row["rollout/preloaded_tokens"] == trunk
     gaps = [row["train/logprob_gap_max"] for row in adapted.rows[1:] if row["train/optimizer_steps"]]
     assert gaps and max(gaps) < 1e-4
 
@@ -311,7 +347,8 @@ def test_a_mesh_of_two_devices(folder):
     process = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
     once = (
-        "{'copy': 2, 'preload': 0, 'prefill': 1, 'decode': 1} {'accumulate': 1, 'apply': 1, 'score': 1} {'score': 1, 'update': 1}"
+        "{'preload': 0, 'copy': 2, 'prefill': 1, 'decode': 1} {'accumulate': 1, 'apply': 1, 'score': 1} "
+        "{'score': 1, 'update': 1}"
     )
     assert f"2 {once}" in process.stdout and f"4 {once}" in process.stdout
     assert [row["step"] for row in read_jsonl(folder / "mesh" / "metrics.jsonl")] == [0, 1, 2, 3, 4]

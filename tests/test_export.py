@@ -46,6 +46,15 @@ def test_a_run_can_start_from_an_export(done, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, whole, done.parts.served)
 
 
+def test_a_warm_start_that_is_gone(done, tmp_path):
+    """Adapters need the weights below them; a checkpoint of all parameters does not."""
+    lost = dataclasses.replace(done.config, warm_start=dataclasses.replace(done.config.warm_start, cache="nowhere"))
+    with pytest.raises(ConfigError, match="no longer holds the model that the adapters belong to; restore"):
+        assemble(lost, tmp_path, may_train=False)
+    full = dataclasses.replace(lost, lora=config_lib.LoraSettings())
+    assert assemble(full, tmp_path, may_train=False).step == 0
+
+
 def test_half_precision(done, tmp_path):
     export(done.workdir, tmp_path / "model", "bfloat16")
     cfg = model_folder.load_config(tmp_path / "model")

@@ -19,32 +19,45 @@ from trace_jax.objectives.policy import policy_loss
 from trace_jax.report import console
 from trace_jax.rollout.environment import Environment
 from trace_jax.setup_predictor import make_learned
-from trace_jax.tasks.tokenizer import save_tokenizer
+from trace_jax.tasks.tokenizer import save_tokenizer, vocabulary_size
 from trace_jax.train import sharding, warm_start
 from trace_jax.train.policy_step import PolicyTrainer
 
 
-def assemble(config: RunConfig, workdir: Path) -> Run:
-    """The parts of a run at step 0. Raises ConfigError for settings that do not fit the model or the machine."""
+def assemble(config: RunConfig, workdir: Path, *, may_train: bool = True) -> Run:
+    """The parts of a run at step 0.
+
+    Without `may_train` no warm start is trained: where none is cached, the parameters are random, for a checkpoint to
+    replace. Raises ConfigError for settings that do not fit the model or the machine.
+    """
     config = setup_run.with_model_folders(config)
     task = setup_run.make_task(config)
     tokenizer = setup_run.make_tokenizer(config, task)
-    environment = setup_run.environment_of(task, tokenizer)
-    model = setup_run.make_model(config, len(tokenizer))
+    model = setup_run.make_model(config, vocabulary_size(tokenizer))
+    environment = setup_run.environment_of(task, tokenizer, setup_run.end_ids(config, tokenizer))
+    setup_run.check_trunk(config, environment)
     mesh = _mesh(config)
     trainer = policy_trainer(config, model, mesh)
-    params = _first_params(config, workdir, trainer, environment, tokenizer)
+    params = _first_params(config, workdir, trainer, environment, tokenizer, may_train)
     policy = trainer.adopt(params, config.seed)
     return Run(
         config=config,
         environment=environment,
         limits=setup_run.make_limits(config, task),
-        engine=setup_run.make_engine(config, model),
+        engine=setup_run.make_engine(config, model, environment),
         trainer=trainer,
         reference=trainer.adopt(params).params if config.loss.kl_coef else None,
         policy=policy,
         learned=make_learned(config, model, mesh, tokenizer, skip=environment.trunk.size),
+        base=_base(config, workdir),
     )
+
+
+def _base(config: RunConfig, workdir: Path) -> str:
+    """Which parameters the adapters belong to; "" without adapters."""
+    if not config.lora.rank:
+        return ""
+    return model_folder.identity(config.model.path or setup_run.warm_start_folder(config, workdir))
 
 
 def policy_trainer(config: RunConfig, model: DecoderConfig, mesh: Mesh) -> PolicyTrainer:
@@ -81,9 +94,14 @@ def _mesh(config: RunConfig) -> Mesh:
 
 
 def _first_params(
-    config: RunConfig, workdir: Path, trainer: PolicyTrainer, environment: Environment, tokenizer: Any
+    config: RunConfig,
+    workdir: Path,
+    trainer: PolicyTrainer,
+    environment: Environment,
+    tokenizer: Any,
+    may_train: bool,
 ) -> Any:
-    """Parameters of the model folder, or of a warm start that is trained now or found in its cache."""
+    """Parameters of the model folder, or of a warm start that is found in its cache or trained now."""
     model = trainer.model
     if config.model.path is not None:
         try:
@@ -106,6 +124,10 @@ def _first_params(
             return model_folder.load_params(folder, model, shardings=trainer.param_shardings)
         except ValueError as error:
             raise ConfigError(f"warm start: {error}, or delete that folder") from error
+    if not may_train:
+        if config.lora.rank:
+            raise ConfigError(f"warm start: {folder} no longer holds the model that the adapters belong to; restore it")
+        return trainer.init(jax.random.key(0)).params
     try:
         warm_start.begin(folder)
     except OSError as error:

@@ -6,69 +6,70 @@ servers load, and what `--config.model.path` starts from.
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import logging
 import sys
 from pathlib import Path
-from typing import NoReturn
 
-from absl import app, flags, logging
-
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
-_FOLDER = flags.DEFINE_string("folder", None, "Model folder to write.", required=True)
-_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the files.")
+from trace_jax import config as config_lib
+from trace_jax.config import ConfigError, MeshConfig, RunConfig
 
 
 def export(workdir: Path, folder: Path, dtype: str) -> int:
-    """Writes the policy of the newest checkpoint and returns its step.
+    """Writes the policy of the newest checkpoint and returns its step. One device is enough, whatever the run's mesh.
 
-    Raises ConfigError for a workdir without a run or a folder that holds a model, CheckpointError for a damaged one.
+    Raises ConfigError for a workdir without a run, a base model that is gone, or a folder that holds a model;
+    CheckpointError for a damaged checkpoint.
     """
-    from trace_jax import config as config_lib
-    from trace_jax import saving, setup_run
+    from trace_jax import saving, setup_run  # these import jax: after the arguments, so that mistakes are fast
     from trace_jax.assemble import assemble
     from trace_jax.models import folder as model_folder
     from trace_jax.tasks.tokenizer import save_tokenizer
 
     if (folder / "config.json").exists():
-        raise config_lib.ConfigError(f"--folder: {folder} holds a model already; choose another folder")
-    try:
-        config = config_lib.from_json((workdir / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise config_lib.ConfigError(f"--workdir: {workdir} holds no run that can be read ({error})") from error
+        raise ConfigError(f"--folder: {folder} holds a model already; choose another folder")
+    config = _config(workdir)
     checkpoints = saving.open_checkpoints(config, workdir / "checkpoints")
     try:
         if checkpoints.latest_step() is None:
-            raise config_lib.ConfigError(f"--workdir: {workdir} holds no checkpoint yet; train first")
-        run = assemble(config, workdir)
+            raise ConfigError(f"--workdir: {workdir} holds no checkpoint yet; train first")
+        run = assemble(dataclasses.replace(config, mesh=MeshConfig()), workdir, may_train=False)
         saving.restore(run, checkpoints)
     finally:
         checkpoints.close()
-    params = run.trainer.full_params(run.policy.params)
     start = run.config.model.path
     token_ids = model_folder.load_token_ids(start) if start else None
-    model_folder.save(folder, run.trainer.model, params, dtype=dtype, token_ids=token_ids)
     save_tokenizer(setup_run.make_tokenizer(run.config, run.environment.task), folder)
+    params = run.trainer.full_params(run.policy.params)
+    model_folder.save(folder, run.trainer.model, params, dtype=dtype, token_ids=token_ids)
     return run.step
 
 
-def main(argv: list[str]) -> None:
-    """Exports, and says where to."""
-    if len(argv) > 1:
-        _fail(f"{argv[1]!r} is not a flag; give --workdir=RUN and --folder=MODEL")
-    logging.set_verbosity(logging.WARNING)
-    from trace_jax.config import ConfigError
+def _config(workdir: Path) -> RunConfig:
+    try:
+        return config_lib.from_json((workdir / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--workdir: {workdir} holds no run that can be read ({error})") from error
+
+
+def main() -> None:
+    """Parses the command line, exports, and says where to."""
+    parser = argparse.ArgumentParser(prog="python -m trace_jax.export", description=__doc__.splitlines()[0])
+    parser.add_argument("--workdir", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--folder", type=Path, required=True, help="model folder to write")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the files")
+    arguments = parser.parse_args()
+    logging.getLogger("absl").setLevel(logging.WARNING)  # orbax reports every file at INFO
     from trace_jax.train.checkpoint import CheckpointError
 
     try:
-        step = export(Path(_WORKDIR.value).absolute(), Path(_FOLDER.value).absolute(), _DTYPE.value)
+        step = export(arguments.workdir.absolute(), arguments.folder.absolute(), arguments.dtype)
     except (ConfigError, CheckpointError, OSError) as error:
-        _fail(str(error))
-    print(f"policy of step {step} written to {_FOLDER.value}")
-
-
-def _fail(problem: str) -> NoReturn:
-    print(f"error: {problem}", file=sys.stderr)
-    sys.exit(1)
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    print(f"policy of step {step} written to {arguments.folder}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

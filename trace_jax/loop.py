@@ -60,6 +60,7 @@ class Run:
     reference: Any  # parameters of the warm-started policy where the loss has a KL term, else None
     policy: TrainState
     learned: Learned | None  # None for strategies without one, and for the oracle
+    base: str = ""  # digest of the model folder that adapters belong to; "" without adapters
     served: Any = None  # parameters of the whole policy as the engine has them; see `publish`
     costs: ExpectedTokens = ExpectedTokens()
     cursor: int = 0  # training prompts drawn so far
@@ -81,14 +82,22 @@ class Run:
         return self.prompts("train", self.config.seed * _PROMPTS_PER_SEED + self.cursor, count)
 
     def prompts(self, split: str, start: int, count: int) -> list[Prompt]:
-        """Prompts start .. start + count - 1 of a split. ConfigError for one that leaves no room for an answer."""
-        task, limit = self.environment.task, self.limits.context_length
+        """Prompts start .. start + count - 1 of a split.
+
+        ConfigError for one that leaves no room for an answer, or that does not begin with the tokens that all share.
+        """
+        task, limit, trunk = self.environment.task, self.limits.context_length, self.environment.trunk
         prompts = [self.environment.prompt(task.instance(split, start + i)) for i in range(count)]
         for prompt in prompts:
             if prompt.tokens.shape[0] >= limit:
                 raise ConfigError(
                     f"config.model.context_length is {limit}, but prompt {prompt.uid} alone has "
                     f"{prompt.tokens.shape[0]} tokens; raise it or lower the task's difficulty"
+                )
+            if not np.array_equal(prompt.tokens[: trunk.size], trunk):
+                raise ConfigError(
+                    f"config.model.path: prompt {prompt.uid} does not begin with the {trunk.size} tokens of the "
+                    "examples: this tokenizer joins their end with the question"
                 )
         return prompts
 
@@ -147,6 +156,7 @@ async def train_step(run: Run, on_progress: OnProgress | None = None) -> dict[st
     report |= {
         "rollout/expected_tokens": expected_tokens,
         "rollout/cache_evictions": run.engine.evictions - evictions,
+        "rollout/preloaded_tokens": run.environment.trunk.size,  # once, before the step; they count as cached then
     }
     return report | predictor_report | policy_report | clock.metrics()
 

@@ -182,15 +182,16 @@ def _close(config: RunConfig, workdir: Path) -> None:
     table = closing.summary(_rows(workdir), f"{config.eval.prompts} prompts x {config.eval.samples}")
     if not table:
         return
-    command = f"python -m trace_jax.main --config=configs/{'smollm2' if config.model.path else 'quickstart'}.py"
-    here = os.path.relpath(workdir)
-    print(
-        f"\n{table}\n\nmetrics: {os.path.join(here, 'metrics.jsonl')}\n\ntry next:\n"
-        f"  {command} --workdir=runs/grpo --config.strategy=grpo\n"
-        f"  {command} --workdir=runs/lookup --config.task=lookup\n"
-        f"  python -m trace_jax.export --workdir={here} --folder=models/{workdir.name}\n"
-        f"  pip install tensorboard && tensorboard --logdir={os.path.relpath(workdir.parent)}"
-    )
+    command, here = "python -m trace_jax.main --config=configs/quickstart.py", os.path.relpath(workdir)
+    more = [
+        f"{command} --workdir=runs/grpo --config.strategy=grpo",
+        f"{command} --workdir=runs/lookup --config.task=lookup",
+    ]
+    if config.model.path is not None:
+        more = [f"python -m trace_jax.export --workdir={here} --folder=models/{workdir.name}"]
+    more.append(f"pip install tensorboard && tensorboard --logdir={os.path.relpath(workdir.parent)}")
+    print(f"\n{table}\n\nmetrics: {os.path.join(here, 'metrics.jsonl')}\n\ntry next:")
+    print("\n".join(f"  {line}" for line in more))
 
 
 class _Interruption:

@@ -14,7 +14,7 @@ from trace_jax.budget.expected import ExpectedTokens
 from trace_jax.config import RunConfig
 from trace_jax.loop import Run
 from trace_jax.train import replay
-from trace_jax.train.checkpoint import Checkpointer, Snapshot
+from trace_jax.train.checkpoint import Checkpointer, CheckpointError, Snapshot
 
 
 def open_checkpoints(config: RunConfig, folder: str | os.PathLike[str]) -> Checkpointer:
@@ -32,6 +32,7 @@ def snapshot(run: Run) -> Snapshot:
         arrays["predictor"] = run.learned.state
         host = run.learned.window.to_arrays()
     document = {"cursor": run.cursor, "weight_version": run.step, "costs": dataclasses.asdict(run.costs)}
+    document |= {"base": run.base}
     return Snapshot(step=run.step, arrays=arrays, host=host, document=document)
 
 
@@ -43,6 +44,11 @@ def restore(run: Run, checkpoints: Checkpointer) -> bool:
     found = checkpoints.restore_latest(template)
     if found is None:
         return False
+    if found.document["base"] != run.base:
+        raise CheckpointError(
+            f"checkpoint: the adapters of step {found.step} belong to other weights than those of "
+            f"{run.config.model.path or 'the warm start'} now; put the old ones back or use another folder"
+        )
     run.policy = found.arrays["policy"]
     if run.learned is not None:
         run.learned.state = found.arrays["predictor"]

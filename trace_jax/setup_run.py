@@ -132,9 +132,9 @@ def _with_vocabulary(cfg: DecoderConfig, tokenizer_size: int, folder: str) -> De
     return dataclasses.replace(cfg, sampled_vocab=tokenizer_size)
 
 
-def make_engine(config: RunConfig, model: DecoderConfig) -> LocalEngine:
+def make_engine(config: RunConfig, model: DecoderConfig, environment: Environment) -> LocalEngine:
     """The in-process engine with the config's static shapes."""
-    shapes = dataclasses.asdict(config.engine)
+    shapes = dataclasses.asdict(config.engine) | {"max_stop_ids": len(environment.stop_ids)}
     return LocalEngine(model, LocalEngineConfig(context_length=config.model.context_length, **shapes))
 
 
@@ -204,13 +204,19 @@ def make_optimizer(config: RunConfig):
     return optimizers.build(base, clip_norm=o.clip_norm, max_update_norm=o.max_update_norm)
 
 
-def environment_of(task: Task, tokenizer: Any) -> Environment:
+def end_ids(config: RunConfig, tokenizer: Any) -> tuple[int, ...]:
+    """Ids beside the task's stop that end a turn: those that end a text for the tokenizer or the model folder."""
+    named = model_folder.load_token_ids(config.model.path) if config.model.path else {}
+    return tokenizers.end_ids(tokenizer, named.get("eos_token_id"))
+
+
+def environment_of(task: Task, tokenizer: Any, end_ids: tuple[int, ...] = ()) -> Environment:
     """The task read with the tokenizer.
 
     ConfigError if a turn's end is not one token of it, or if the border of two blocks of text is no border of tokens.
     """
     try:
-        environment = make_environment(task, tokenizer)
+        environment = make_environment(task, tokenizer, end_ids)
         for index in range(_CHECKED_DEMONSTRATIONS):
             played = demonstrate(task, task.instance("demo", index), np.random.default_rng(index), slip_rate=0.5)
             turns = (block for turn in played.turns for block in turn)
@@ -219,6 +225,23 @@ def environment_of(task: Task, tokenizer: Any) -> Environment:
         return environment
     except ValueError as error:
         raise ConfigError(f"config.model.path: {error}") from error
+
+
+def check_trunk(config: RunConfig, environment: Environment) -> None:
+    """Raises ConfigError where the solved examples that all prompts share leave no room for a question and its answer,
+    or make a head on the policy's states blind, which reads them too."""
+    shared, limit = environment.trunk.size, config.model.context_length
+    advice = f"lower config.{config.task}.shots"
+    if shared >= limit:
+        raise ConfigError(
+            f"config.model.context_length is {limit}, but the examples alone have {shared} tokens; raise it or {advice}"
+        )
+    reads = config.predictor.max_tokens or config.loss.row_length
+    if shared and config.strategy != "grpo" and config.predictor.kind == "policy_head" and reads < limit:
+        raise ConfigError(
+            f"config.predictor.max_tokens is {reads}, but a policy_head reads the {shared} tokens of the examples "
+            f"first; set it to model.context_length {limit} or more, or take kind 'critic'"
+        )
 
 
 def warm_start_folder(config: RunConfig, workdir: Path) -> Path:

@@ -1,6 +1,7 @@
 """Observations that are too long, and calls that do not come back."""
 
 import asyncio
+import dataclasses
 import subprocess
 import sys
 import time
@@ -46,6 +47,30 @@ def test_text_is_cut_before_it_is_tokenised_and_half_words_are_dropped(toy):
     # 5 * 16 = 80 characters are tokenised: three words of 20 and 17 letters of a fourth, which are dropped; the stop
     assert ids.tolist() == [20, 20, 20, 1]
     assert max(seen) == 80
+
+
+def test_ids_that_end_a_text_end_a_turn_and_are_not_shown_to_the_task(toy):
+    task = toy.Adder()
+    small = tokenizers.build_tokenizer(tuple("+0123456789=!go\n"), False)
+    made = make_environment(task, small, end_ids=(7, 9))
+    stop = int(made.encode("\n")[0])
+    assert made.stop_ids == (stop, 7, 9)
+    assert make_environment(task, small, end_ids=(stop,)).stop_ids == (stop,)
+    seen = []
+    watched = dataclasses.replace(made, task=_Recorder(seen))
+    for ending in (made.encode("+3\n"), [*made.encode("+3"), 7], made.encode("+3")):
+        asyncio.run(watched.step(None, np.asarray(ending, np.int32), None))
+    assert seen == ["+3\n", "+3", "+3"]
+
+
+class _Recorder:
+    tool_timeout = None
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def step(self, state, action):
+        self.seen.append(action)
 
 
 def test_make_environment_reads_the_tokenizer(toy):

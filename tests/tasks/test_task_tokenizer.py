@@ -2,6 +2,8 @@ import json
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,6 +49,19 @@ def test_text_that_spells_a_special_token_is_text():
     for text in ("<pad token>", "<unknown token>", "<pad token> mara"):
         assert set(tokenizers.encode(CHARACTERS, text)) == {1}
         assert 0 not in tokenizers.encode(WORDS, text)
+
+
+def test_vocabulary_size_counts_up_to_the_greatest_id():
+    assert tokenizers.vocabulary_size(WORDS) == len(WORDS)
+    holes = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a")))
+    assert len(holes) == 2 and tokenizers.vocabulary_size(holes) == 8
+
+
+def test_ids_that_end_a_text_by_hand():
+    assert tokenizers.end_ids(WORDS, None) == ()
+    assert tokenizers.end_ids(WORDS, 5) == (5,)
+    ending = PreTrainedTokenizerFast(tokenizer_object=WORDS.backend_tokenizer, eos_token=WORDS.convert_ids_to_tokens(3))
+    assert tokenizers.end_ids(ending, [3, 8]) == (3, 8) and tokenizers.end_ids(ending, None) == (3,)
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])

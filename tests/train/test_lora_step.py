@@ -118,6 +118,21 @@ def test_the_base_is_never_donated_and_compiles_stay_at_one():
         np.testing.assert_array_equal(leaf, old)
 
 
+def test_the_reference_of_a_kl_term_is_the_base():
+    trainer, plain = make_trainer(), make_trainer(None)
+    reference = trainer.adopt(base(), seed=4).params
+    np.testing.assert_allclose(
+        trainer.logprobs(reference, make_batch()), plain.logprobs(base(), make_batch()), atol=2e-5
+    )
+    state = trainer.adopt(base(), seed=4)
+    for expected in (0.0, None):  # before the first step the policy is its reference, after it no longer
+        state, metrics = trainer.update(
+            state, make_batch(), Plan(), np.random.default_rng(0), ref_params=reference
+        )
+        kl = metrics["train/kl_ref"]
+        assert kl == pytest.approx(0.0, abs=1e-6) if expected == 0.0 else kl > 1e-4
+
+
 def test_the_seed_draws_the_adapters():
     trainer = make_trainer()
     one, same, other = (trainer.adopt(base(), seed=seed).params["layer_0"]["mlp"]["up"]["a"] for seed in (1, 1, 2))

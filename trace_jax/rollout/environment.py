@@ -32,7 +32,7 @@ class Environment:
     task: Task
     encode: Callable[[str], np.ndarray]  # text -> int32 ids, no special tokens added
     decode: Callable[[np.ndarray], str]  # int32 ids -> text
-    stop_ids: tuple[int, ...]  # ids that end a turn: the task's stop, then the tokenizer's end of text if it has one
+    stop_ids: tuple[int, ...]  # ids that end a turn: the task's stop first, then those that end a text
     trunk: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))  # every prompt begins with it
 
     def prompt(self, instance: Instance) -> Prompt:
@@ -83,18 +83,21 @@ class Environment:
         return np.asarray(self.encode(self.task.stop), np.int32)
 
 
-def make_environment(task: Task, tokenizer: tokenizers.PreTrainedTokenizerFast) -> Environment:
-    """`task` read with a tokenizer of `tasks.tokenizer`.
+def make_environment(
+    task: Task, tokenizer: tokenizers.PreTrainedTokenizerFast, end_ids: tuple[int, ...] = ()
+) -> Environment:
+    """`task` read with a tokenizer of `tasks.tokenizer`; `end_ids` end a turn like the task's stop does.
 
+    A sampled token that holds the stop among other text ("\\n\\n") ends nothing: what it stands for is not the stop.
     Raises ValueError where the task's stop is not exactly one token.
     """
     encode = functools.partial(tokenizers.encode, tokenizer)
-    stop, end = tokenizers.stop_id(tokenizer, task.stop), tokenizer.eos_token_id
+    stop = tokenizers.stop_id(tokenizer, task.stop)
     return Environment(
         task=task,
         encode=encode,
         decode=functools.partial(tokenizers.decode, tokenizer),
-        stop_ids=(stop,) if end in (None, stop) else (stop, end),
+        stop_ids=(stop, *(end for end in end_ids if end != stop)),
         trunk=np.asarray(encode(task.preamble), np.int32),
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -78,6 +79,17 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     except Exception as error:  # the reader raises bare Exceptions of its native part
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"model folder {folder}: tokenizer cannot be read ({reason}); copy its files again") from error
+
+
+def vocabulary_size(tokenizer: PreTrainedTokenizerFast) -> int:
+    """One more than the greatest id, so that every id of a text is below it; ids may have holes."""
+    return 1 + max(tokenizer.get_vocab().values())
+
+
+def end_ids(tokenizer: PreTrainedTokenizerFast, folder_ids: Any) -> tuple[int, ...]:
+    """Ids that end a text: the tokenizer's own, then what a model's `eos_token_id` (one, several or None) adds."""
+    more = folder_ids if isinstance(folder_ids, (list, tuple)) else [folder_ids]
+    return tuple(dict.fromkeys(i for i in (tokenizer.eos_token_id, *more) if i is not None))
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> np.ndarray:
