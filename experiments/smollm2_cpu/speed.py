@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--ours", default="{}", help="JSON: settings of our side, e.g. '{\"decode_steps\": 8}'")
     arguments = parser.parse_args()
     out = Path(arguments.out)
+    out.mkdir(parents=True, exist_ok=True)
     for name in arguments.cases.split(","):
         folder = _folder(CASES[name].model, Path(arguments.cache))
         record = measure(name, folder, arguments.pairs, json.loads(arguments.ours))

@@ -21,7 +21,10 @@ class Case:
 
 
 CASES = {
-    "decode_quickstart": Case("quickstart", "decode", rows=32, prompt=24, new=96),
+    "decode_quickstart": Case(
+        "quickstart", "decode", rows=32, prompt=24, new=96,
+        engine=(("prefill_rows", 32), ("prefill_chunk", 24), ("decode_steps", 96)),
+    ),  # fmt: skip
     "decode_smollm2": Case("smollm2", "decode", rows=32, prompt=48, new=32),
     "train_quickstart": Case("quickstart", "train", rows=64, prompt=24, new=104),
     "train_smollm2": Case("smollm2", "train", rows=8, prompt=48, new=208),

@@ -58,7 +58,8 @@ def trainer(case: Case, folder: Path, settings: dict[str, int]) -> Callable[[], 
         sharding.make_mesh(data=1, fsdp=1, tensor=1),
         temperature=1.0,
         rescore=False,
-        **{"chunk": 128, "micro_rows": min(case.rows, 16)} | settings,
+        # Whole rows at once: their logits are kept for the backward pass, as torch keeps them.
+        **{"chunk": case.prompt + case.new, "micro_rows": min(case.rows, 16)} | settings,
     )
     batch = _batch(case, tokens(case, model.vocab_size))
     state = update.adopt(model_folder.load_params(folder, model))

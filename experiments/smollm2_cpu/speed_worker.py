@@ -24,8 +24,6 @@ class Worker:
         command = [sys.executable, "-m", f"experiments.smollm2_cpu.{module}", case, str(folder)]
         command += [json.dumps(dict(settings or {}))]
         environment = os.environ | {"TRANSFORMERS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
-        # Threads that spin at a barrier while another process holds their core made torch up to 100 times slower here.
-        environment["OMP_WAIT_POLICY"] = "passive"
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=_ROOT, env=environment)
         self._name = f"{module} {case}"
