@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tabulate import tabulate
+
 Summary = dict[str, float | int | None]
 
 
@@ -28,6 +30,20 @@ def write(path: Path, results: Mapping[str, Summary]) -> None:
         for name, summary in sorted(results.items())
     }
     path.write_text(json.dumps(rounded, indent=1) + "\n")
+
+
+def table(
+    results: Mapping[str, Summary], labels: Mapping[str, str], columns: Sequence[str], digits: Mapping[str, int]
+) -> str:
+    """Markdown: one row per task and strategy of TASK/STRATEGY/METRIC, `mean (least-greatest)` over seeds."""
+    keys = sorted({tuple(name.split("/")[:2]) for name in results if name.split("/")[1] in labels})
+    lines = [
+        [task, labels[strategy]]
+        + [cell(results[f"{task}/{strategy}/{column}"], digits.get(column, 3)) for column in columns]
+        for task, strategy in keys
+    ]
+    headers = ["task", "strategy", *(column.replace("_", " ") for column in columns)]
+    return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True) + "\n"
 
 
 def cell(summary: Summary, digits: int = 3) -> str:

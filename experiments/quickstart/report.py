@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tabulate import tabulate
-
 from experiments import results as results_lib
 from trace_jax.train.metrics import read_jsonl
 
@@ -97,16 +95,8 @@ def _ratios(runs: dict[tuple[str, str], dict[int, Rows]]) -> dict[str, results_l
 
 
 def table(results: dict[str, results_lib.Summary]) -> str:
-    """Markdown: one row per task and strategy, `mean (least-greatest)` over seeds."""
-    keys = sorted({tuple(name.split("/")[:2]) for name in results})
-    digits = {"generated_tokens": 0, "seconds": 0}
-    lines = [
-        [task, LABELS[strategy]]
-        + [results_lib.cell(results[f"{task}/{strategy}/{column}"], digits.get(column, 3)) for column in COLUMNS]
-        for task, strategy in keys
-    ]
-    headers = ["task", "strategy", *(column.replace("_", " ") for column in COLUMNS)]
-    return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True) + "\n"
+    """Markdown: one row per task and strategy."""
+    return results_lib.table(results, LABELS, COLUMNS, {"generated_tokens": 0, "seconds": 0})
 
 
 def figure(runs: dict[tuple[str, str], dict[int, Rows]], path: Path) -> None:

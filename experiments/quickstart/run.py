@@ -8,41 +8,28 @@ are kept in raw/. `--only-report` makes results.json, table.md and figure.png fr
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+from experiments import runs
 from experiments.quickstart import report
 from experiments.quickstart.config import STRATEGIES
-from experiments.runs import run_one
 
 HERE = Path(__file__).resolve().parent
-TASKS = ("arithmetic", "lookup")
 
 
 def main() -> None:
     """Parses the command line, runs what is missing, reports."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--strategies", default=",".join(STRATEGIES))
-    parser.add_argument("--workdir", default="runs/experiments/quickstart", help="relative to the repository")
-    parser.add_argument("--raw", default=str(HERE / "raw"), help="where finished runs' metrics are kept")
-    parser.add_argument("--only-report", action="store_true")
-    parser.add_argument("overrides", nargs="*", help="further flags for trace_jax.main, after --")
-    arguments = parser.parse_args()
-    raw = Path(arguments.raw)
-    if not arguments.only_report:
-        for seed in arguments.seeds.split(","):  # seeds outermost: an early stop leaves complete comparisons
-            for task in arguments.tasks.split(","):
-                for strategy in arguments.strategies.split(","):
-                    name = f"{task}-{strategy}-{seed}"
-                    flags = [
-                        f"--config=experiments/quickstart/config.py:{task},{strategy}",
-                        f"--config.seed={seed}",
-                        f"--config.warm_start.cache={Path(arguments.workdir) / 'warm_start'}",
-                    ]
-                    run_one(Path(arguments.workdir), raw, name, [*flags, *arguments.overrides])
-    report.write(raw, raw.parent)
+    arguments = runs.parse(__doc__.splitlines()[0], HERE, seeds="0,1,2", strategies=STRATEGIES)
+
+    def flags(task: str, strategy: str, seed: str) -> list[str]:
+        return [
+            f"--config=experiments/quickstart/config.py:{task},{strategy}",
+            f"--config.seed={seed}",
+            f"--config.warm_start.cache={arguments.workdir / 'warm_start'}",
+        ]
+
+    runs.run_all(arguments, flags)
+    report.write(arguments.raw, arguments.raw.parent)
 
 
 if __name__ == "__main__":

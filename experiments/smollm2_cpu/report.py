@@ -6,8 +6,6 @@ import json
 import statistics
 from pathlib import Path
 
-from tabulate import tabulate
-
 from experiments import results as results_lib
 from experiments.quickstart.report import METRICS, figure, load
 
@@ -38,13 +36,5 @@ def measure(metric: str, rows: list[dict]) -> float | None:
 
 
 def table(results: dict[str, results_lib.Summary]) -> str:
-    """Markdown: one row per task and strategy, `mean (least-greatest)` over seeds."""
-    keys = sorted({tuple(name.split("/")[:2]) for name in results if not name.startswith("speed/")})
-    digits = {"generated_tokens": 0, "seconds_per_step": 1}
-    lines = [
-        [task, LABELS[strategy]]
-        + [results_lib.cell(results[f"{task}/{strategy}/{column}"], digits.get(column, 3)) for column in COLUMNS]
-        for task, strategy in keys
-    ]
-    headers = ["task", "strategy", *(column.replace("_", " ") for column in COLUMNS)]
-    return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True) + "\n"
+    """Markdown: one row per task and strategy."""
+    return results_lib.table(results, LABELS, COLUMNS, {"generated_tokens": 0, "seconds_per_step": 1})

@@ -8,10 +8,9 @@ are kept in raw/. `--only-report` makes results.json, table.md and figure.png fr
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from experiments.runs import run_one
+from experiments import runs
 from experiments.smollm2_cpu import report
 
 HERE = Path(__file__).resolve().parent
@@ -19,28 +18,14 @@ HERE = Path(__file__).resolve().parent
 
 def main() -> None:
     """Parses the command line, runs what is missing, reports."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", default="1,2")
-    parser.add_argument("--tasks", default="arithmetic,lookup")
-    parser.add_argument("--strategies", default="grpo,trace")
-    parser.add_argument("--workdir", default="runs/experiments/smollm2_cpu", help="relative to the repository")
-    parser.add_argument("--raw", default=str(HERE / "raw"), help="where finished runs' metrics are kept")
-    parser.add_argument("--only-report", action="store_true")
-    parser.add_argument("overrides", nargs="*", help="further flags for trace_jax.main, after --")
-    arguments = parser.parse_args()
-    raw = Path(arguments.raw)
-    if not arguments.only_report:
-        for seed in arguments.seeds.split(","):  # seeds outermost: an early stop leaves complete comparisons
-            for task in arguments.tasks.split(","):
-                for strategy in arguments.strategies.split(","):
-                    flags = [
-                        "--config=configs/smollm2.py",
-                        f"--config.task={task}",
-                        f"--config.strategy={strategy}",
-                        f"--config.seed={seed}",
-                    ]
-                    run_one(Path(arguments.workdir), raw, f"{task}-{strategy}-{seed}", flags + arguments.overrides)
-    report.write(raw, raw.parent)
+    arguments = runs.parse(__doc__.splitlines()[0], HERE, seeds="1,2", strategies=("grpo", "trace"))
+
+    def flags(task: str, strategy: str, seed: str) -> list[str]:
+        own = {"task": task, "strategy": strategy, "seed": seed}
+        return ["--config=configs/smollm2.py", *(f"--config.{name}={value}" for name, value in own.items())]
+
+    runs.run_all(arguments, flags)
+    report.write(arguments.raw, arguments.raw.parent)
 
 
 if __name__ == "__main__":
