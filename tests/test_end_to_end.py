@@ -138,7 +138,7 @@ def lookup_grpo(folder):
 @pytest.fixture(scope="module")
 def adapted(folder):
     """Labelled lines behind an example that all prompts share; adapters train."""
-    return finished(folder, "adapted", ADAPTED)
+    return finished(folder, "adapted", ADAPTED | {"warm_start.cache": str(folder / "warm_adapted")})
 
 
 RUNS = ("critic", "stateful", "head", "oracle", "grpo", "lookup", "lookup_grpo", "adapted")
@@ -243,7 +243,7 @@ def test_nothing_compiles_twice(done):
 
 def test_adapters_go_back_to_the_weights_they_belong_to(adapted, folder, tmp_path):
     parts = adapted.parts
-    assert saving.snapshot(parts).document["base"] == model_folder.identity(folder / "warm" / "arithmetic")
+    assert saving.snapshot(parts).document["base"] == model_folder.identity(folder / "warm_adapted" / "arithmetic")
     other = dataclasses.replace(parts, base="another")
     checkpoints = saving.open_checkpoints(adapted.config, adapted.workdir / "checkpoints")
     with contextlib.closing(checkpoints), pytest.raises(CheckpointError, match="belong to other weights") as error:
