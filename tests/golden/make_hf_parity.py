@@ -1,6 +1,6 @@
 """Makes tests/golden/hf_parity: tiny models as transformers saves them, with inputs and the logits it computes.
 
-    pip install 'trace_jax[parity]'
+    pip install -e '.[parity]'
     python tests/golden/make_hf_parity.py
 
 Written with transformers 5.24 and torch 2.13 on a CPU in float32. The live tests draw their models here too.

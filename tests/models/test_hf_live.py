@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from trace_jax.models import decoder, folder
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'trace_jax[parity]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[parity]'")
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 GOLDEN = Path(__file__).parents[1] / "golden"

