@@ -192,6 +192,7 @@ def test_truncated_importance_weight_by_hand():
     np.testing.assert_allclose(grad, [-1.5, 2.0], rtol=1e-5)
     np.testing.assert_array_equal(grad_behaviour, 0.0)
     np.testing.assert_allclose(metrics["tis_weight"], (3.5, 2), rtol=1e-5)
+    np.testing.assert_array_equal(metrics["tis_capped"], (1, 2))
     np.testing.assert_allclose(metrics["behaviour_gap"], (LOG(6.0), 2), rtol=1e-5)
 
 
@@ -200,7 +201,18 @@ def test_behaviour_logprob_alone_only_reports():
     loss, metrics = policy.policy_loss(old, old, pos, neg, weight, behaviour_logprob=jnp.array([-1.5]))
     np.testing.assert_allclose(loss, -1.0)
     np.testing.assert_allclose(metrics["behaviour_gap"], (0.5, 1))
-    assert "tis_weight" not in metrics
+    assert not {"tis_weight", "tis_capped"} & metrics.keys()
+
+
+@pytest.mark.parametrize("cap, capped", [(0.5, 3), (1.0, 2), (3.0, 1), (5.0, 0)])
+def test_share_of_tokens_at_the_cap(cap, capped):
+    # weights before the cap 1/2, 1 and 4; the fourth token, at 1e9, is not trained. A weight that equals the cap counts.
+    behaviour = -jnp.log(jnp.array([0.5, 1.0, 4.0, 1e9]))
+    old, zero, weight = jnp.zeros(4), jnp.zeros(4), jnp.array([1.0, 1.0, 1.0, 0.0])
+    _, metrics = policy.policy_loss(old, old, zero, zero, weight, tis_cap=cap, behaviour_logprob=behaviour)
+    np.testing.assert_array_equal(metrics["tis_capped"], (capped, 3))
+    mean = sum(min(w, cap) for w in (0.5, 1.0, 4.0))
+    np.testing.assert_allclose(metrics["tis_weight"], (mean, 3), rtol=1e-5)
 
 
 def test_extreme_ratios_stay_finite_and_visible():

@@ -173,12 +173,36 @@ def test_counts_and_gap_by_hand():
     gap = np.abs(np.asarray(_dense_logprobs(_params(), rows))[rollout, at] - old)
     assert metrics["train/tokens"] == gap.size
     np.testing.assert_allclose(metrics["train/logprob_gap_mean"], gap.mean(), rtol=1e-4)
+    np.testing.assert_allclose(metrics["train/logprob_gap_p99"], np.percentile(gap, 99), rtol=1e-4)
     np.testing.assert_allclose(metrics["train/logprob_gap_max"], gap.max(), rtol=1e-4)
     lengths = [query.prefix_tokens(tree, leaf).size for tree in TREES for leaf in query.leaves(tree)]
     np.testing.assert_allclose(metrics["train/fill_ratio"], sum(lengths) / (8 * 48), rtol=1e-6)
     assert metrics["train/rows"] == np.sum(np.any(batch.end > 0, axis=1)) < 8
     # a nearly uniform distribution over 13 tokens has entropy log 13 = 2.565
     np.testing.assert_allclose(metrics["train/entropy"], np.log(13), atol=0.02)
+
+
+@pytest.mark.parametrize("micro_rows, rows_multiple", [(1, 1), (2, 1), (8, 16)])
+def test_gaps_that_were_planted(micro_rows, rows_multiple):
+    """Log-probs of the engine that lie 1, 2, ..., n thousandths of a nat away, above and below, over several rows.
+
+    Sorted gap i (from 0) is (i + 1) / 1000; the 99th percentile lies at i = 0.99 (n - 1), between its neighbours.
+    Tokens that are not trained have absurd log-probs and count nowhere, however rows are padded and grouped.
+    """
+    trainer, batch = _trainer(micro_rows=micro_rows), _batch(TREES, rows_multiple)
+    own, trained = trainer.logprobs(trainer.adopt(_params()).params, batch), batch.weight != 0
+    n = np.count_nonzero(trained)
+    gaps = np.random.default_rng(0).permutation(np.arange(1, n + 1)) / 1000 * np.where(np.arange(n) % 2, 1, -1)
+    behaviour = np.full(own.shape, -77, np.float32)
+    behaviour[trained] = own[trained] + gaps
+    _, metrics = _moved(trainer, dataclasses.replace(batch, behaviour_logprob=behaviour))
+    at = 0.99 * (n - 1)
+    low = int(at)
+    p99 = ((low + 1) * (1 - (at - low)) + (low + 2) * (at - low)) / 1000
+    assert n > 20 and np.count_nonzero(trained.any(axis=1)) > 1
+    assert metrics["train/logprob_gap_mean"] == pytest.approx((n + 1) / 2000, abs=2e-6)
+    assert metrics["train/logprob_gap_p99"] == pytest.approx(p99, abs=2e-6)
+    assert metrics["train/logprob_gap_max"] == pytest.approx(n / 1000, abs=2e-6)
 
 
 def test_micro_batches_add_up():
@@ -218,6 +242,7 @@ def test_importance_weights_reach_the_loss():
     weighted, metrics = _moved(_trainer(loss=functools.partial(LOSS, tis_cap=2.0), rescore=True), batch)
     _close(weighted, jax.tree.map(lambda x: 2 * x, plain), rtol=1e-4)
     np.testing.assert_allclose(metrics["train/tis_weight"], 2.0, rtol=1e-6)
+    assert metrics["train/tis_capped"] == 1
     np.testing.assert_allclose(metrics["train/logprob_gap_mean"], np.log(4), rtol=1e-4)
 
 
@@ -269,7 +294,8 @@ def test_mini_batches_and_epochs():
     _close(got.params, state.params)
     for name in ("train/loss", "train/grad_norm", "train/update_norm"):
         np.testing.assert_allclose(metrics[name], np.mean([one[name] for one in single]), rtol=1e-4)
-    for name in ("train/logprob_gap_mean", "train/logprob_gap_max"):  # of the policy that sampled, so the first step's
+    for name in ("mean", "p99", "max"):  # of the policy that sampled, so the first step's
+        name = f"train/logprob_gap_{name}"
         np.testing.assert_allclose(metrics[name], single[0][name], rtol=1e-5)
     again, _ = trainer.update(trainer.adopt(_params()), batch, plan, np.random.default_rng(7))
     jax.tree.map(np.testing.assert_array_equal, again, got)

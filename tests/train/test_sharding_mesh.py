@@ -155,6 +155,7 @@ for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
     a, b = np.asarray(a), np.asarray(b)
     np.testing.assert_allclose(a, b, rtol=0, atol=3e-5 * np.abs(b).max())  # measured: up to 1.8e-5 of the leaf's scale
 assert one[2][-1]["train/update_norm"] > 1e-3
+assert 0 < one[2][0]["train/logprob_gap_p99"] <= one[2][0]["train/logprob_gap_max"]
 split = [leaf for leaf in jax.tree.leaves(many[0].params) if leaf.addressable_shards[0].data.size == leaf.size // 4]
 share = sum(leaf.size for leaf in split) / sum(leaf.size for leaf in jax.tree.leaves(many[0].params))
 assert share > 0.9, share

@@ -79,7 +79,7 @@ def policy_loss(
             ratio_max: (largest r, 1), or (0, 0) where nothing is trained; over micro-batches the mean of their maxima.
             kl_ref: mean k3 to the reference, nats a token; only with `ref_logprob`.
             behaviour_gap: mean |old_logprob - behaviour_logprob|, nats; only with `behaviour_logprob`.
-            tis_weight: mean of c; only with `tis_cap`.
+            tis_weight, tis_capped: mean of c, and share of tokens whose c is `tis_cap`; only with `tis_cap`.
 
     Raises:
         ValueError: shapes differ, or an option lacks the log-probs that it needs.
@@ -119,6 +119,7 @@ def policy_loss(
             importance = jnp.minimum(jnp.exp(_clamp(gap)), tis_cap)
             surrogate = surrogate * importance
             metrics["tis_weight"] = (jnp.sum(masked(importance)), count)
+            metrics["tis_capped"] = (_count(trained & (importance >= tis_cap)), count)
     loss = -jnp.sum(surrogate)
     if ref_logprob is not None:
         kl = _k3(_clamp(constant(ref_logprob) - logprob))

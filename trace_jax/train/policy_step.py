@@ -133,7 +133,7 @@ class PolicyTrainer:
         self._accumulate = jax.jit(
             self._accumulate_fn,
             in_shardings=(params, frozen, params, by_row, whole),
-            out_shardings=(params, whole),
+            out_shardings=(params, whole, whole),
             donate_argnums=2,
         )
         # The gradients are not donated here: no output has room for them, jax would only warn.
@@ -204,9 +204,10 @@ class PolicyTrainer:
 
         Returns:
           The new state and metrics under `train/`: `loss`, `grad_norm`, `update_norm` (means over optimiser steps),
-          `param_norm`, `entropy`, `logprob_gap_mean` and `_max` (|trainer - engine| before the first step changes
-          anything, over that step's trained tokens), what the loss reports, `kl_after` if the plan asks for it,
-          `tokens`, `rows`, `fill_ratio`, `optimizer_steps`. Means are over trained tokens (weight != 0).
+          `param_norm`, `entropy`, `logprob_gap_mean`, `_p99` (99th percentile) and `_max` (|trainer - engine| in nats
+          before the first step changes anything, over that step's trained tokens), what the loss reports, `kl_after`
+          if the plan asks for it, `tokens`, `rows`, `fill_ratio`, `optimizer_steps`. Means are over trained tokens
+          (weight != 0).
 
         Raises FloatingPointError if the gradient is not finite; the state is lost then.
         """
@@ -216,7 +217,7 @@ class PolicyTrainer:
         fixed = {"train/tokens": tokens, "train/rows": count, "train/fill_ratio": pack.fill_ratio(batch)}
         if tokens == 0:
             return state, fixed | {"train/optimizer_steps": 0}
-        steps = []
+        steps, first_gaps = [], []
         with jax.set_mesh(self.mesh):
             if self._rescore:
                 rows["old_logprob"] = self._score_rows(state.params, rows)
@@ -225,21 +226,25 @@ class PolicyTrainer:
             for _ in range(plan.epochs):
                 parts = rows_lib.mini_batches(count, plan.mini_batches, rng)
                 for part in parts:
-                    state, report = self._step(state, rows_lib.take(rows, part), scale=len(parts))
+                    state, report, gaps = self._step(state, rows_lib.take(rows, part), scale=len(parts))
+                    first_gaps = first_gaps or gaps
                     steps.append(report)
-            measured = _summary(jax.device_get(steps))
+            measured = _summary(jax.device_get(steps)) | _gap_statistics(jax.device_get(first_gaps))
             if plan.measure_kl:
                 measured["kl_after"] = _mean_k3(self._score_rows(state.params, rows), rows)
         return state, fixed | {f"train/{name}": value for name, value in measured.items()}
 
-    def _step(self, state: TrainState, rows: rows_lib.Rows, *, scale: int) -> tuple[TrainState, dict[str, Any]]:
-        grads, micro = self._zeros(), []
+    def _step(
+        self, state: TrainState, rows: rows_lib.Rows, *, scale: int
+    ) -> tuple[TrainState, dict[str, Any], list[tuple[np.ndarray, jax.Array]]]:
+        grads, micro, gaps = self._zeros(), [], []
         for group in rows_lib.micro_batches(rows, self._micro_rows):
             placed = sharding.put_rows(self.mesh, group)
-            grads, sums = self._accumulate(state.params, self._frozen, grads, placed, np.float32(scale))
+            grads, sums, gap_BT = self._accumulate(state.params, self._frozen, grads, placed, np.float32(scale))
             micro.append(sums)
+            gaps.append((group["weight"] != 0, gap_BT))
         state, norms = self._apply(state, grads)
-        return state, {"micro": micro, "norms": norms}
+        return state, {"micro": micro, "norms": norms}, gaps
 
     def _score_rows(self, params: Any, rows: rows_lib.Rows) -> np.ndarray:
         needed = {name: rows[name] for name in ("token", "pos", "prev", "end")}
@@ -268,14 +273,12 @@ class PolicyTrainer:
             logprob_BT, entropy_BT = self._forward(params, frozen, rows)
             old = (rows["old_logprob"], rows["adv_pos"], rows["adv_neg"], rows["weight"])
             loss, pairs = self._loss(logprob_BT, *old, **{name: rows[name] for name in names})
-            gap_BT = jnp.where(trained_BT, jnp.abs(logprob_BT - rows["behaviour_logprob"]), 0.0)
             count = jnp.sum(trained_BT, dtype=jnp.float32)
             pairs = pairs | {"entropy": (jnp.sum(jnp.where(trained_BT, entropy_BT, 0.0)), count)}
-            gap = {"sum": jnp.sum(gap_BT), "count": count, "max": jnp.max(gap_BT)}
-            return loss * scale, {"pairs": pairs, "gap": gap}
+            return loss * scale, (pairs, jnp.abs(logprob_BT - rows["behaviour_logprob"]))
 
-        (loss, sums), fresh = jax.value_and_grad(scaled_loss, has_aux=True)(params)
-        return jax.tree.map(jnp.add, grads, fresh), sums | {"loss": loss}
+        (loss, (pairs, gap_BT)), fresh = jax.value_and_grad(scaled_loss, has_aux=True)(params)
+        return jax.tree.map(jnp.add, grads, fresh), {"pairs": pairs, "loss": loss}, gap_BT
 
     def _apply_fn(self, state, grads):
         updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
@@ -295,17 +298,23 @@ def _summary(steps: list[dict[str, Any]]) -> dict[str, float]:
                 "batch; resume from the last checkpoint with a smaller learning rate"
             )
     micro = [sums for step in steps for sums in step["micro"]]
-    first = [sums["gap"] for sums in steps[0]["micro"]]
     result = {
         "loss": sum(float(sums["loss"]) for sums in micro) / len(steps),
         "grad_norm": float(np.mean([norm["grad_norm"] for norm in norms])),
         "update_norm": float(np.mean([norm["update_norm"] for norm in norms])),
         "param_norm": float(norms[-1]["param_norm"]),
-        "logprob_gap_mean": _ratio([(gap["sum"], gap["count"]) for gap in first]),
-        "logprob_gap_max": max(float(gap["max"]) for gap in first),
         "optimizer_steps": len(steps),
     }
     return result | {name: _ratio([sums["pairs"][name] for sums in micro]) for name in micro[0]["pairs"]}
+
+
+def _gap_statistics(gaps: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
+    """Mean, 99th percentile (linear between neighbours) and maximum of the gaps [B, T] at the tokens of their masks."""
+    gap = np.concatenate([gap_BT[trained_BT] for trained_BT, gap_BT in gaps]).astype(np.float64)
+    if not gap.size:  # a mini-batch of rows without a trained token
+        return {"logprob_gap_mean": 0.0, "logprob_gap_p99": 0.0, "logprob_gap_max": 0.0}
+    statistics = {"mean": np.mean(gap), "p99": np.percentile(gap, 99), "max": np.max(gap)}
+    return {f"logprob_gap_{name}": float(value) for name, value in statistics.items()}
 
 
 def _ratio(pairs: list[tuple[Any, Any]]) -> float:
