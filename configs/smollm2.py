@@ -23,7 +23,7 @@ def get_config():
     config.lookup.update(difficulty=(2.0, 1.0), shots=(5.0, 1.0))
     config.model.context_length = 352
     config.sampling.update(temperature=0.8, max_turn_tokens=16, max_observation_tokens=40, concurrency=32)
-    config.engine.update(slots=32, cache_rows=128, prefill_rows=8, prefill_chunk=16)
+    config.local.update(slots=32, cache_rows=128, prefill_rows=8, prefill_chunk=16)
     config.budget.update(pool=32, roots=16, rollouts_per_prompt=8)
     config.loss.update(row_length=768, micro_rows=1, measure_kl=False)
     config.optimizer.update(learning_rate=1e-4, b2=0.95)

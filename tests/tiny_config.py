@@ -18,7 +18,7 @@ def get_config():
     config.model.update(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, mlp_size=48)
     config.model.context_length = config.loss.row_length = 32
     config.loss.update(logit_chunk=32, micro_rows=8)
-    config.engine.update(slots=16, cache_rows=192)
+    config.local.update(slots=16, cache_rows=192)
     config.warm_start.update(steps=200, demonstrations=16, distinct=256, learning_rate=1e-2)
     config.optimizer.update(name="adamw", learning_rate=1e-3)
     config.predictor.update(hidden_size=16, num_layers=1, num_heads=2, mlp_size=24, learning_rate=1e-3)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from trace_jax import config as config_lib
 from trace_jax import setup_run
 from trace_jax.config import ConfigError, RunConfig
 from trace_jax.loop import Run
@@ -30,11 +31,13 @@ def assemble(config: RunConfig, workdir: Path, *, may_train: bool = True) -> Run
     Without `may_train` no warm start is trained: where none is cached, the parameters are random, for a checkpoint to
     replace. Raises ConfigError for settings that do not fit the model or the machine.
     """
+    _name_bias(config)
     config = setup_run.with_model_folders(config)
     task = setup_run.make_task(config)
     tokenizer = setup_run.make_tokenizer(config, task)
     model = setup_run.make_model(config, vocabulary_size(tokenizer))
-    environment = setup_run.environment_of(task, tokenizer, setup_run.end_ids(config, tokenizer))
+    ends = setup_run.end_ids(config, tokenizer)
+    environment = setup_run.environment_of(task, tokenizer, ends, stop_texts=config.engine == "sglang")
     setup_run.check_trunk(config, environment)
     mesh = _mesh(config)
     trainer = policy_trainer(config, model, mesh)
@@ -44,13 +47,22 @@ def assemble(config: RunConfig, workdir: Path, *, may_train: bool = True) -> Run
         config=config,
         environment=environment,
         limits=setup_run.make_limits(config, task),
-        engine=setup_run.make_engine(config, model, environment),
+        engine=setup_run.make_engine(config, model, environment, workdir),
         trainer=trainer,
         reference=trainer.adopt(params).params if config.loss.kl_coef else None,
         policy=policy,
         learned=make_learned(config, model, mesh, tokenizer, skip=environment.trunk.size),
         base=_base(config, workdir),
     )
+
+
+def _name_bias(config: RunConfig) -> None:
+    sampling = config.sampling
+    if sampling.accept_truncation_bias and (sampling.top_p < 1 or sampling.top_k > 0):
+        print(
+            f"sampling: top_p {sampling.top_p} and top_k {sampling.top_k} cut the distribution that is drawn from, the "
+            "loss scores the full softmax: the gradient is biased"
+        )
 
 
 def _base(config: RunConfig, workdir: Path) -> str:
@@ -62,13 +74,13 @@ def _base(config: RunConfig, workdir: Path) -> str:
 
 def policy_trainer(config: RunConfig, model: DecoderConfig, mesh: Mesh) -> PolicyTrainer:
     """The policy's jitted update with the config's optimiser and loss."""
-    settings = config.loss
+    settings, corrects = config.loss, config_lib.corrects(config)
     loss = functools.partial(
         policy_loss,
         clip_low=settings.clip_low,
         clip_high=settings.clip_high,
         kl_coef=settings.kl_coef,
-        tis_cap=settings.tis_cap,
+        tis_cap=settings.tis_cap if corrects else None,
     )
     return PolicyTrainer(
         model,
@@ -78,7 +90,7 @@ def policy_trainer(config: RunConfig, model: DecoderConfig, mesh: Mesh) -> Polic
         temperature=config.sampling.temperature,
         chunk=settings.logit_chunk,
         micro_rows=settings.micro_rows,
-        rescore=settings.rescore,
+        rescore=settings.rescore or corrects,
         lora=setup_run.make_lora(config),
     )
 

@@ -64,6 +64,9 @@ class SamplingConfig:
     max_observation_tokens: int = 48
     concurrency: int = 256  # episodes in flight
     deadline: float | None = None  # wall-clock seconds of an episode; a run with one is not reproducible
+    top_p: float = 1.0  # below 1: draw from the likeliest tokens that hold this much probability; engine="sglang" only
+    top_k: int = 0  # draw from the k likeliest tokens, 0: from all; engine="sglang" only
+    accept_truncation_bias: bool = False  # train though top_p or top_k cut the distribution that the loss scores whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,14 +99,28 @@ class LoraSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class EngineConfig:
-    """The in-process engine (engines/local.py)."""
+class LocalConfig:
+    """The in-process engine (engines/local.py), for engine="local"."""
 
     slots: int = 64
     cache_rows: int = 640
     prefill_rows: int = 16
     prefill_chunk: int = 8
     decode_steps: int = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class SglangConfig:
+    """SGLang servers (engines/sglang.py), for engine="sglang"; `python -m trace_jax.launch_sglang` starts some."""
+
+    urls: str = ""  # of every server, with commas between: http://127.0.0.1:30000,http://127.0.0.1:30001
+    router: str | None = None  # URL of an sglang-router before them; requests go through it, weights past it
+    weights_folder: str | None = None  # that trainer and servers share, e.g. on tmpfs; WORKDIR/weights if not given
+    release_memory: bool = False  # servers give their GPU memory back while the policy trains on the same device
+    request_timeout: float = 600.0  # seconds of one try of one turn
+    attempts: int = 6  # tries of one turn before its episode ends with ENGINE_ERROR
+    update_timeout: float = 600.0  # seconds in which a server must take new weights
+    outage_timeout: float = 900.0  # seconds without any server after which the run ends, with a checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +165,10 @@ class LossConfig:
     clip_low: float = 0.2
     clip_high: float = 0.28
     kl_coef: float = 0.0  # of a k3 penalty to the warm-started policy
-    tis_cap: float | None = None  # truncated importance weights against the sampler; needs rescore
-    rescore: bool = False  # old log-probs from the trainer's forward instead of the engine's
+    tis: str = "auto"  # truncated importance weights against the sampler: "on", "off", "auto" (see `corrects`)
+    tis_cap: float = 2.0  # the largest of these weights
+    rescore: bool = False  # old log-probs from the trainer's forward instead of the engine's; implied by weights
+    max_logprob_gap: float = 0.05  # nats: a step whose mean gap to the sampler is above is called out (our choice)
     measure_kl: bool = True  # KL of each update, by one more forward pass over its rows
     epochs: int = 1
     mini_batches: int = 1
@@ -224,15 +243,18 @@ class RunConfig:
 
     task: str = "arithmetic"  # or "lookup"
     strategy: str = "trace"  # or "grpo"
+    engine: str = "local"  # or "sglang": what samples the rollouts
     seed: int = 0
     steps: int = 20
+    overlap: bool = False  # sample the next step's rollouts while this one trains: they are one step stale then
     arithmetic: ArithmeticConfig = ArithmeticConfig()
     lookup: LookupConfig = LookupConfig()
     budget: BudgetConfig = BudgetConfig()
     sampling: SamplingConfig = SamplingConfig()
     model: ModelConfig = ModelConfig()
     lora: LoraSettings = LoraSettings()
-    engine: EngineConfig = EngineConfig()
+    local: LocalConfig = LocalConfig()
+    sglang: SglangConfig = SglangConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
@@ -244,7 +266,7 @@ class RunConfig:
 
 
 # Settings that a resumed run may change: they do not alter what a step computes.
-RESUMABLE = ("steps", "eval", "checkpoint", "logging")
+RESUMABLE = ("steps", "eval", "checkpoint", "logging", "sglang")
 
 
 def default_config() -> config_dict.ConfigDict:
@@ -271,10 +293,25 @@ def from_json(text: str) -> RunConfig:
     return _from_mapping(RunConfig, document, "config")
 
 
+def split_urls(urls: str) -> tuple[str, ...]:
+    """The URLs of a text with commas between them, without blanks and closing slashes."""
+    return tuple(url.strip().rstrip("/") for url in urls.split(",") if url.strip())
+
+
+def corrects(config: RunConfig) -> bool:
+    """Whether the loss weighs tokens by min(pi_trainer_old / pi_sampler, tis_cap): our option, see `objectives.policy`.
+
+    "auto": where the two differ by more than rounding, in another process (engine="sglang") or in stale rollouts
+    (overlap).
+    """
+    return config.loss.tis == "on" or (config.loss.tis == "auto" and (config.engine == "sglang" or config.overlap))
+
+
 def fingerprint(config: RunConfig) -> dict[str, Any]:
     """The settings that a checkpoint must share with the run that resumes it."""
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in RESUMABLE}
     del settings["warm_start"]["cache"], settings["model"]["gguf_cache"]  # where it lies does not change what it is
+    del settings["loss"]["max_logprob_gap"]  # a warning changes no step
     if config.optimizer.schedule == "warmup_cosine":
         settings["steps"] = config.steps  # the schedule ends with the run
     return settings

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
-from trace_jax.config import ConfigError, RunConfig
+from trace_jax.config import ConfigError, RunConfig, split_urls
 
 TASKS = ("arithmetic", "lookup")
 STRATEGIES = ("grpo", "trace")
+ENGINES = ("local", "sglang")
 PREDICTORS = ("critic", "policy_head", "oracle")
 ADVANTAGES = ("grpo", "dr_grpo", "tree_rpo", "tree_grpo")
 AGGREGATIONS = (
@@ -33,14 +35,17 @@ def _problems(config: RunConfig) -> Iterable[str]:
     yield from _ranges(config)
     yield from _budget(config)
     yield from _shapes(config)
+    yield from _servers(config)
     yield from _pretrained(config)
     yield from _training(config)
+    yield from _sampling(config)
 
 
 def _choices(config: RunConfig) -> Iterable[str]:
     choices = {
         "task": (config.task, TASKS),
         "strategy": (config.strategy, STRATEGIES),
+        "engine": (config.engine, ENGINES),
         "budget.unit": (config.budget.unit, ("rollouts", "tokens")),
         "optimizer.name": (config.optimizer.name, ("adamw", "sgd")),
         "optimizer.schedule": (config.optimizer.schedule, ("constant", "warmup_cosine")),
@@ -48,6 +53,7 @@ def _choices(config: RunConfig) -> Iterable[str]:
         "loss.std_ddof": (config.loss.std_ddof, (0, 1)),
         "loss.aggregation": (config.loss.aggregation, AGGREGATIONS),
         "loss.prompt_weight": (config.loss.prompt_weight, ("equal", "sequences")),
+        "loss.tis": (config.loss.tis, ("auto", "on", "off")),
         "predictor.kind": (config.predictor.kind, PREDICTORS),
         "predictor.loss": (config.predictor.loss, ("mse", "bce")),
         "predictor.weighting": (config.predictor.weighting, ("equal", "count")),
@@ -67,11 +73,10 @@ def _ranges(config: RunConfig) -> Iterable[str]:
         0: ("seed", "steps", "eval.every", "eval.seed", "checkpoint.every", "warm_start.steps", "warm_start.seed",
             "warm_start.learning_rate", "predictor.warmup_prompts", "predictor.warmup_steps", "predictor.learning_rate",
             "budget.continuations_per_root", "loss.kl_coef", "loss.clip_high", "optimizer.learning_rate", "lora.rank",
-            "optimizer.warmup_steps", "optimizer.weight_decay"),
+            "optimizer.warmup_steps", "optimizer.weight_decay", "sampling.top_k"),
         1: ("budget.pool", "sampling.max_turn_tokens", "sampling.max_observation_tokens", "sampling.concurrency",
-            "engine.slots", "engine.cache_rows", "engine.prefill_rows", "engine.prefill_chunk", "engine.decode_steps",
-            "eval.prompts",
-            "eval.samples", "checkpoint.keep", "loss.epochs", "loss.mini_batches", "loss.micro_rows",
+            "local.slots", "local.cache_rows", "local.prefill_rows", "local.prefill_chunk", "local.decode_steps",
+            "sglang.attempts", "eval.prompts", "eval.samples", "checkpoint.keep", "loss.epochs", "loss.mini_batches", "loss.micro_rows",
             "loss.logit_chunk", "predictor.epochs", "predictor.batch_rows", "predictor.warmup_rollouts",
             "predictor.replay_steps", "predictor.oracle_rollouts", "predictor.oracle_continuations",
             "predictor.hidden_size", "predictor.num_layers", "predictor.num_heads", "predictor.mlp_size",
@@ -83,10 +88,12 @@ def _ranges(config: RunConfig) -> Iterable[str]:
         for name in names:
             if _get(config, name) < limit:
                 yield f"config.{name} is {_get(config, name)}, must be at least {limit}"
-    for name in ("sampling.temperature", "optimizer.eps", "optimizer.clip_norm", "model.rope_theta", "lora.alpha"):
+    for name in ("sampling.temperature", "optimizer.eps", "optimizer.clip_norm", "model.rope_theta", "lora.alpha",
+                 "loss.tis_cap", "loss.max_logprob_gap",
+                 "sglang.request_timeout", "sglang.update_timeout", "sglang.outage_timeout"):  # fmt: skip
         if not _get(config, name) > 0:
             yield f"config.{name} is {_get(config, name)}, must be above 0"
-    for name in ("sampling.deadline", "optimizer.max_update_norm", "loss.tis_cap", "predictor.max_tokens"):
+    for name in ("sampling.deadline", "optimizer.max_update_norm", "predictor.max_tokens"):
         value = _get(config, name)
         if value is not None and not value > 0:
             yield f"config.{name} is {value}, must be above 0 or left unset"
@@ -165,6 +172,20 @@ def _shapes(config: RunConfig) -> Iterable[str]:
                 yield f"config.{name}.{field} is {weights}; give at least one positive weight and none below 0"
 
 
+def _servers(config: RunConfig) -> Iterable[str]:
+    urls = split_urls(config.sglang.urls)
+    if config.engine == "sglang" and not urls:
+        yield (
+            "config.sglang.urls is empty, but config.engine is 'sglang'; start servers with "
+            "python -m trace_jax.launch_sglang and give the URLs that it prints, or take config.engine='local'"
+        )
+    for url in (*urls, *([config.sglang.router] if config.sglang.router else [])):
+        if not re.fullmatch(r"https?://[^/\s,]+", url):
+            yield f"config.sglang names {url!r}; a server's URL is http://HOST:PORT, several have commas between"
+    if len(set(urls)) < len(urls):
+        yield f"config.sglang.urls is {config.sglang.urls!r}; name every server once"
+
+
 def _pretrained(config: RunConfig) -> Iterable[str]:
     if config.lora.rank and config.model.fuse_projections:
         yield "config.lora.rank needs config.model.fuse_projections=False: q, k and v have adapters of their own"
@@ -185,11 +206,35 @@ def _training(config: RunConfig) -> Iterable[str]:
             f"config.predictor.path is {config.predictor.path!r}, but kind {config.predictor.kind!r} has no weights of "
             "its own; set config.predictor.kind to 'critic' or leave the path unset"
         )
-    if config.loss.tis_cap is not None and not config.loss.rescore:
-        yield "config.loss.tis_cap needs config.loss.rescore=True: without rescored log-probs the weights are all 1"
+    if config.overlap and config.loss.tis == "off":
+        yield (
+            "config.overlap trains on rollouts of weights one step old, but config.loss.tis is 'off'; set it to 'auto' "
+            "so that importance weights correct for that, or config.overlap to False"
+        )
+    if config.overlap and config.sglang.release_memory:
+        yield (
+            "config.sglang.release_memory takes the servers' memory while the policy trains, but with config.overlap "
+            "they sample then; switch one of the two off"
+        )
     total = max(config.steps, 1) * config.loss.epochs * config.loss.mini_batches
     if config.optimizer.schedule == "warmup_cosine" and config.optimizer.warmup_steps >= total:
         yield (
             f"config.optimizer.warmup_steps is {config.optimizer.warmup_steps}, must be below {total}, the run's "
             "optimiser steps (steps * loss.epochs * loss.mini_batches)"
+        )
+
+
+def _sampling(config: RunConfig) -> Iterable[str]:
+    sampling = config.sampling
+    if not 0 < sampling.top_p <= 1:
+        yield f"config.sampling.top_p is {sampling.top_p}, must be in (0, 1]"
+    if sampling.top_p == 1 and sampling.top_k == 0:
+        return
+    values = f"config.sampling.top_p is {sampling.top_p} and top_k {sampling.top_k}"
+    if config.engine == "local":
+        yield f"{values}, but the in-process engine draws from all tokens; take config.engine='sglang', or 1.0 and 0"
+    if config.steps and not sampling.accept_truncation_bias:
+        yield (
+            f"{values}, but the trainer scores the full softmax, not the truncated distribution that is drawn from: "
+            "the gradient is biased; set them to 1.0 and 0, or config.sampling.accept_truncation_bias=True"
         )

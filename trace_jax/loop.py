@@ -1,28 +1,31 @@
 """One step of TRACE (paper Algorithm 1), and the run around it.
 
-A step reads: draw a pool, score the prompts, allocate roots, roll out and fork, update the predictor, update the
-policy, hand the new weights to the engine. All noise is derived from (seed, step), never from a generator that is
+A step reads: hand the weights to the engine, draw a pool, score the prompts, allocate roots, roll out and fork, update
+the predictor, update the policy. All noise is derived from (seed, step), never from a generator that is
 carried along, so a checkpoint needs no generator state and an interrupted step is simply run again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from trace_jax.budget.account import BudgetCount
 from trace_jax.budget.expected import ExpectedTokens
 from trace_jax.budget.strategy import Strategy
 from trace_jax.config import ConfigError, RunConfig
-from trace_jax.engines.local import LocalEngine
+from trace_jax.engines.base import Engine
 from trace_jax.eval.evaluate import Evaluation, evaluate
 from trace_jax.rollout import keys
 from trace_jax.rollout.agent import Limits
-from trace_jax.rollout.collect import Collected
 from trace_jax.rollout.environment import Environment
+from trace_jax.rollout.metrics import rollout_metrics, staleness
 from trace_jax.rollout.oracle import OraclePredictor
 from trace_jax.rollout.runner import Sampling
 from trace_jax.rollout.scheduler import OnProgress, collect_batch, sample_batch
@@ -55,31 +58,36 @@ class Run:
     config: RunConfig
     environment: Environment
     limits: Limits
-    engine: LocalEngine
+    engine: Engine
     trainer: PolicyTrainer
     reference: Any  # parameters of the warm-started policy where the loss has a KL term, else None
     policy: TrainState
     learned: Learned | None  # None for strategies without one, and for the oracle
     base: str = ""  # digest of the model folder that adapters belong to; "" without adapters
-    served: Any = None  # parameters of the whole policy as the engine has them; see `publish`
+    served: Any = None  # parameters of the whole policy as the engine has them, None where it is behind; see `publish`
+    version: int = 0  # of what the engine serves: the step that made it
     costs: ExpectedTokens = ExpectedTokens()
     cursor: int = 0  # training prompts drawn so far
-    step: int = 0  # steps finished; also the weight version that the engine serves
+    step: int = 0  # steps finished
+    ahead: Gathered | None = None  # with `config.overlap`: the next step's rollouts
 
-    def sampling(self, stream: keys.Stream, seed: int | None = None) -> Sampling:
-        """How episodes are sampled now."""
+    def sampling(self, stream: keys.Stream, *, seed: int | None = None, step: int | None = None) -> Sampling:
+        """How episodes of `step` (this one, if not given) are sampled from what the engine serves."""
+        step = self.step if step is None else step
         return Sampling(
             limits=self.limits,
             temperature=self.config.sampling.temperature,
             seed=self.config.seed if seed is None else seed,
             stream=stream,
-            step=self.step if stream != keys.Stream.EVAL else 0,
-            salt=str(self.step),
+            step=step if stream != keys.Stream.EVAL else 0,
+            salt=str(self.version),
+            top_p=self.config.sampling.top_p,
+            top_k=self.config.sampling.top_k,
         )
 
-    def training_prompts(self, count: int) -> list[Prompt]:
-        """The next `count` training prompts; every seed has a stretch of the data of its own."""
-        return self.prompts("train", self.config.seed * _PROMPTS_PER_SEED + self.cursor, count)
+    def training_prompts(self, count: int, cursor: int) -> list[Prompt]:
+        """`count` training prompts from `cursor` on; every seed has a stretch of the data of its own."""
+        return self.prompts("train", self.config.seed * _PROMPTS_PER_SEED + cursor, count)
 
     def prompts(self, split: str, start: int, count: int) -> list[Prompt]:
         """Prompts start .. start + count - 1 of a split.
@@ -102,72 +110,126 @@ class Run:
         return prompts
 
 
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """A step's rollouts, before anything is learnt from them."""
+
+    trees: list[RolloutTree]
+    pool: int  # prompts that were drawn
+    scored: bool  # whether a predictor saw them
+    costs: ExpectedTokens  # with this step's token counts in it
+    metrics: dict[str, float]
+
+
 async def train_step(run: Run, on_progress: OnProgress | None = None) -> dict[str, float]:
-    """Runs one step, changes `run` at its end only, and returns the step's metrics."""
-    config, clock = run.config, _Clock()
-    prompts = run.training_prompts(config.budget.pool)
-    strategy, predictor = _strategy(run), _predictor(run)
-    evictions, scores = run.engine.evictions, None
+    """Runs one step, changes `run` at its end only, and returns the step's metrics.
+
+    With `config.overlap` the next step's rollouts are sampled from the present weights while this step trains; the
+    policy that learns from them is then one step older than they are.
+    """
+    clock = _Clock()
+    await publish(run)
+    clock.lap("publish")
+    gathered, run.ahead = run.ahead or await gather(run, run.step, run.cursor, on_progress), None
+    clock.lap("gather")
+    if run.config.overlap and run.step + 1 < run.config.steps:
+        ahead = asyncio.create_task(gather(run, run.step + 1, run.cursor + gathered.pool, on_progress))
+        await asyncio.sleep(0)  # it reads what it needs of `run` before the update changes it
+        try:
+            metrics = await asyncio.to_thread(learn, run, gathered)
+            clock.lap("learn")
+            run.ahead = await ahead
+        finally:
+            ahead.cancel()
+        clock.lap("wait")
+    else:
+        await run.engine.release()
+        metrics = learn(run, gathered)
+        clock.lap("learn")
+    return gathered.metrics | metrics | clock.metrics()
+
+
+async def gather(run: Run, step: int, cursor: int, on_progress: OnProgress | None = None) -> Gathered:
+    """Allocates and collects the rollouts of `step` from the weights that the engine serves; changes nothing in `run`
+    but the engine."""
+    config, clock, engine = run.config, _Clock(), run.engine
+    prompts = run.training_prompts(config.budget.pool, cursor)
+    sampling = run.sampling(keys.Stream.TRAIN, step=step)
+    strategy, predictor, costs = _strategy(run), _predictor(run, step), run.costs
+    before, scores = engine.stats(), None
     if strategy.needs_predictor:
         scores = await predictor.score_prompts(prompts)
-    rollouts = strategy.roots(scores, len(prompts), keys.host_rng(config.seed, run.step, "roots"))
+    rollouts = strategy.roots(scores, len(prompts), keys.host_rng(config.seed, step, "roots"))
     clock.lap("score")
-
     collected = await collect_batch(
-        run.engine,
+        engine,
         run.environment,
         strategy,
         predictor,
         prompts,
         rollouts,
-        sampling=run.sampling(keys.Stream.TRAIN),
+        sampling=sampling,
         concurrency=config.sampling.concurrency,
         on_progress=on_progress,
     )
+    clock.lap("rollout")
     trees = [c.tree for c in collected]
     if scores is not None:
         value = {prompt.uid: score for prompt, score in zip(prompts, scores, strict=True)}
         trees = [grow.with_values(tree, np.array([0]), np.array([value[tree.prompt_uid]])) for tree in trees]
-    clock.lap("rollout")
+    planned = int(rollouts.sum())
+    report = rollout_metrics(collected, trees, len(prompts))
+    report["rollout/expected_tokens"] = costs.expected(planned, planned * strategy.continuations_per_root)
+    report["rollout/preloaded_tokens"] = run.environment.trunk.size  # once, before the step; they count as cached then
+    report |= {f"rollout/{name}": count - before.get(name, 0) for name, count in engine.stats().items()}
+    if isinstance(predictor, OraclePredictor):
+        report["rollout/oracle_tokens"] = predictor.counts.generated_tokens
+    return Gathered(
+        trees=trees,
+        pool=len(prompts),
+        scored=scores is not None,
+        costs=_updated_costs(costs, trees),
+        metrics=report | clock.metrics(),
+    )
 
-    predictor_report = allocation_metrics(trees) if scores is not None else {}
+
+def learn(run: Run, gathered: Gathered) -> dict[str, float]:
+    """Predictor update, then policy update, from a step's rollouts; `run` is one step further then."""
+    config, clock, trees = run.config, _Clock(), gathered.trees
+    report = allocation_metrics(trees) if gathered.scored else {}
     if run.learned is not None:
-        predictor_report |= _update_predictor(run, trees)
+        report |= _update_predictor(run, trees)
     clock.lap("predictor_update")
-
-    batch = make_batch(config, trees, run.environment.trunk)
     run.policy, policy_report = run.trainer.update(
         run.policy,
-        batch,
+        make_batch(config, trees, run.environment.trunk),
         Plan(config.loss.epochs, config.loss.mini_batches, config.loss.measure_kl),
         keys.host_rng(config.seed, run.step, "policy"),
         ref_params=run.reference,
     )
-    planned = int(rollouts.sum())
-    expected_tokens = run.costs.expected(planned, planned * strategy.continuations_per_root)
-    run.costs = _updated_costs(run.costs, trees)
-    run.cursor += len(prompts)
+    late = staleness(trees, run.step)
+    run.costs, run.served = gathered.costs, None
+    run.cursor += gathered.pool
     run.step += 1
-    await publish(run)
     clock.lap("policy_update")
-    report = _rollout_metrics(collected, trees, len(prompts), strategy)
-    if isinstance(predictor, OraclePredictor):
-        report |= {"rollout/oracle_tokens": predictor.counts.generated_tokens}
-    report |= {
-        "rollout/expected_tokens": expected_tokens,
-        "rollout/cache_evictions": run.engine.evictions - evictions,
-        "rollout/preloaded_tokens": run.environment.trunk.size,  # once, before the step; they count as cached then
-    }
-    return report | predictor_report | policy_report | clock.metrics()
+    return report | policy_report | {"train/staleness": late} | clock.metrics()
 
 
 async def publish(run: Run) -> None:
-    """Hands the current policy to the engine and to a predictor that reads its states."""
-    run.served = run.trainer.full_params(run.policy.params)
-    await run.engine.set_weights(run.served, run.step)
+    """Hands the current policy to the engine and to a predictor that reads its states, if they do not have it yet."""
+    if run.served is not None:
+        return
+    params, learned = _kept(run, run.trainer.full_params(run.policy.params)), run.learned
+    await run.engine.set_weights(params, run.step)
     await run.engine.preload(run.environment.trunk)
-    if run.learned is not None:
-        run.learned.scorer.set_params(run.learned.state.params, run.served)
+    run.served, run.version = params, run.step
+    if learned is not None:
+        learned.scorer.set_params(_kept(run, learned.state.params), params)
+
+
+def _kept(run: Run, params: Any) -> Any:
+    """`params`, or a copy where they are read while an update, which takes its state's buffers, is running."""
+    return jax.tree.map(jnp.copy, params) if run.config.overlap else params
 
 
 def make_batch(config: RunConfig, trees: list[RolloutTree], trunk: np.ndarray) -> PackedBatch:
@@ -202,6 +264,7 @@ async def evaluate_run(run: Run, on_progress: OnProgress | None = None) -> Evalu
     follows an evaluation or a restart.
     """
     settings = run.config.eval
+    await publish(run)
     result = await evaluate(
         run.engine,
         run.environment,
@@ -211,14 +274,15 @@ async def evaluate_run(run: Run, on_progress: OnProgress | None = None) -> Evalu
         concurrency=run.config.sampling.concurrency,
         on_progress=on_progress,
     )
-    await publish(run)
+    run.served = None
     return result
 
 
 async def warm_up_predictor(run: Run) -> dict[str, float]:
     """Fits the predictor to rollouts of the first policy, outside the budget (ours; off in the paper)."""
     settings = run.config.predictor
-    prompts = run.training_prompts(settings.warmup_prompts)
+    await publish(run)
+    prompts = run.training_prompts(settings.warmup_prompts, run.cursor)
     run.cursor += len(prompts)
     collected = await sample_batch(
         run.engine,
@@ -235,7 +299,7 @@ async def warm_up_predictor(run: Run) -> dict[str, float]:
     learned.state, report = learned.trainer.fit_steps(
         learned.state, run.served, examples, rng, steps=settings.warmup_steps
     )
-    learned.scorer.set_params(learned.state.params, run.served)
+    learned.scorer.set_params(_kept(run, learned.state.params), run.served)
     counts = sum((c.counts for c in collected), BudgetCount())
     return report | {"predictor/warmup_tokens": counts.generated_tokens}
 
@@ -262,7 +326,7 @@ def _strategy(run: Run) -> Strategy:
     return make_strategy(run.config, budget)
 
 
-def _predictor(run: Run):
+def _predictor(run: Run, step: int):
     """The learned predictor, or a fresh oracle: it belongs to one policy."""
     settings = run.config.predictor
     if settings.kind != "oracle":
@@ -270,7 +334,7 @@ def _predictor(run: Run):
     return OraclePredictor(
         run.engine,
         run.environment,
-        sampling=run.sampling(keys.Stream.ORACLE),
+        sampling=run.sampling(keys.Stream.ORACLE, step=step),
         rollouts_per_prompt=settings.oracle_rollouts,
         continuations_per_anchor=settings.oracle_continuations,
         concurrency=run.config.sampling.concurrency,
@@ -283,32 +347,6 @@ def _updated_costs(costs: ExpectedTokens, trees: list[RolloutTree]) -> ExpectedT
         count = metrics.num_rollouts(trees, stage)
         mean[name] = metrics.action_tokens(trees, stage) / count if count else None
     return costs.updated(**mean)
-
-
-def _rollout_metrics(
-    collected: list[Collected], trees: list[RolloutTree], pool: int, strategy: Strategy
-) -> dict[str, float]:
-    counts = sum((c.counts for c in collected), BudgetCount())
-    useful = metrics.useful_groups(trees)
-    report = {
-        "effective_ratio": metrics.effective_ratio(trees),
-        "useful_groups": useful,
-        "useful_groups_per_unit": useful / max(counts.units, 1),
-        "active_prompts": len(trees),
-        "skipped_prompts": pool - len(trees),
-        "budget_units": counts.units,
-        "generated_tokens": counts.generated_tokens,
-        "prefilled_tokens": counts.prefilled_tokens,
-        "cached_tokens": counts.cached_tokens,
-        "tool_calls": counts.tool_calls,
-        "success": metrics.success_rate(trees),
-        "root_rollouts": metrics.num_rollouts(trees, Stage.ROOT_ROLLOUT),
-        "continuations": metrics.num_rollouts(trees, Stage.CONTINUATION),
-        "fallback_rollouts": sum(c.fallback_rollouts for c in collected),
-        "errors": sum(len(c.errors) for c in collected),
-    }
-    report |= {f"finish_{name}": count for name, count in metrics.finish_counts(trees).items()}
-    return {f"rollout/{name}": value for name, value in report.items()}
 
 
 class _Clock:

@@ -33,11 +33,12 @@ def main(argv: list[str]) -> None:
     except (config_lib.ConfigError, OSError) as error:  # OSError: a config file that is not there
         _fail(_last_line(error))
     from trace_jax import run  # imports jax: after the settings, so that --help and mistakes are fast
+    from trace_jax.engines.base import EngineDown
     from trace_jax.train.checkpoint import CheckpointError
 
     try:
         run.run(config, _WORKDIR.value)
-    except (config_lib.ConfigError, CheckpointError, FloatingPointError) as error:
+    except (config_lib.ConfigError, CheckpointError, EngineDown, FloatingPointError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         print("\nstopped before training; the same command starts again")

@@ -15,6 +15,7 @@ from trace_jax import config as config_lib
 from trace_jax import loop, saving
 from trace_jax.assemble import assemble
 from trace_jax.config import ConfigError, RunConfig
+from trace_jax.engines.base import EngineDown
 from trace_jax.eval.evaluate import Evaluation
 from trace_jax.loop import Run
 from trace_jax.report import closing, console
@@ -90,6 +91,12 @@ async def _train(
             print(f"\nstopped after step {run.step}; the same command goes on from here")
             if run.step == 0:
                 return
+        except EngineDown:
+            if run.step > 0:  # what was learnt so far is kept
+                checkpoints.save(saving.snapshot(run))
+            raise
+        finally:
+            await run.engine.close()
         checkpoints.save(saving.snapshot(run))
 
 
@@ -105,11 +112,14 @@ async def _steps(run: Run, checkpoints: Checkpointer, writers: Writers, resumed:
         await _finish_step(run, writers, pending)
     bar = console.Bar(f"{config.strategy} on {config.task}", config.steps, "step", initial=run.step)
     notes: dict[str, str] = {}
+    drift = console.DriftAlarm(config.loss.max_logprob_gap)
     while run.step < config.steps:
         start = run.step
         metrics = await loop.train_step(run, lambda p: bar.to(start + _ROLLOUT_SHARE * _done(p), **notes))
         notes = console.step_notes(metrics)
         bar.to(run.step, **notes)
+        if warning := drift.check(metrics):
+            bar.say(warning)
         if run.step == config.steps:
             bar.close()
         await _finish_step(run, writers, metrics)

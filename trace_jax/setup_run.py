@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ import numpy as np
 from trace_jax.budget.grpo import Grpo
 from trace_jax.budget.strategy import Strategy
 from trace_jax.budget.trace import Trace
-from trace_jax.config import BudgetConfig, ConfigError, RunConfig
+from trace_jax.config import BudgetConfig, ConfigError, RunConfig, split_urls
+from trace_jax.engines.base import Engine
 from trace_jax.engines.local import LocalEngine, LocalEngineConfig
+from trace_jax.engines.sglang import Settings, SglangEngine
+from trace_jax.engines.weight_folders import WeightFolders
 from trace_jax.models import folder as model_folder
 from trace_jax.models import gguf_import
 from trace_jax.models.config import DecoderConfig
@@ -132,10 +136,40 @@ def _with_vocabulary(cfg: DecoderConfig, tokenizer_size: int, folder: str) -> De
     return dataclasses.replace(cfg, sampled_vocab=tokenizer_size)
 
 
-def make_engine(config: RunConfig, model: DecoderConfig, environment: Environment) -> LocalEngine:
-    """The in-process engine with the config's static shapes."""
-    shapes = dataclasses.asdict(config.engine) | {"max_stop_ids": len(environment.stop_ids)}
+def make_engine(config: RunConfig, model: DecoderConfig, environment: Environment, workdir: Path) -> Engine:
+    """What samples: the in-process engine with the config's static shapes, or a client of the config's servers."""
+    makers = {
+        "local": lambda: _local_engine(config, model, environment),
+        "sglang": lambda: _sglang_engine(config, model, workdir),
+    }
+    return makers[config.engine]()
+
+
+def _local_engine(config: RunConfig, model: DecoderConfig, environment: Environment) -> LocalEngine:
+    shapes = dataclasses.asdict(config.local) | {"max_stop_ids": len(environment.stop_ids)}
     return LocalEngine(model, LocalEngineConfig(context_length=config.model.context_length, **shapes))
+
+
+def _sglang_engine(config: RunConfig, model: DecoderConfig, workdir: Path) -> SglangEngine:
+    settings = dataclasses.asdict(config.sglang)
+    urls, router, shared = settings.pop("urls"), settings.pop("router"), settings.pop("weights_folder")
+    workdir = Path(workdir).absolute()
+    if shared is None:
+        home = workdir / "weights"
+    else:  # runs that share a folder must not meet in it
+        home = Path(shared) / f"{workdir.name}-{hashlib.blake2b(str(workdir).encode(), digest_size=4).hexdigest()}"
+    token_ids = model_folder.load_token_ids(config.model.path) if config.model.path else None
+    return SglangEngine(
+        split_urls(urls),
+        router=router,
+        context_length=config.model.context_length,
+        vocab_size=model.vocab_size,
+        sampled_vocab=model.sampled_vocab or model.vocab_size,
+        weights=WeightFolders(
+            home, lambda folder, params: model_folder.save(folder, model, params, dtype=model.dtype, token_ids=token_ids)
+        ),
+        settings=Settings(**settings),
+    )
 
 
 def make_limits(config: RunConfig, task: Task) -> Limits:
@@ -210,13 +244,15 @@ def end_ids(config: RunConfig, tokenizer: Any) -> tuple[int, ...]:
     return tokenizers.end_ids(tokenizer, named.get("eos_token_id"))
 
 
-def environment_of(task: Task, tokenizer: Any, end_ids: tuple[int, ...] = ()) -> Environment:
-    """The task read with the tokenizer.
+def environment_of(
+    task: Task, tokenizer: Any, end_ids: tuple[int, ...] = (), *, stop_texts: bool = False
+) -> Environment:
+    """The task read with the tokenizer; `stop_texts`: the engine knows stops of several tokens.
 
     ConfigError if a turn's end is not one token of it, or if the border of two blocks of text is no border of tokens.
     """
     try:
-        environment = make_environment(task, tokenizer, end_ids)
+        environment = make_environment(task, tokenizer, end_ids, stop_texts=stop_texts)
         for index in range(_CHECKED_DEMONSTRATIONS):
             played = demonstrate(task, task.instance("demo", index), np.random.default_rng(index), slip_rate=0.5)
             turns = (block for turn in played.turns for block in turn)

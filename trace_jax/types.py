@@ -72,6 +72,10 @@ class GenerateRequest:
     key: tuple[int, ...]  # the sampling key, e.g. (seed, step, prompt, leaf, turn); equal keys draw equal noise
     timeout: float | None = None  # seconds the caller is willing to wait
     salt: str = ""  # name space of the prefix cache (the weight version)
+    group: str = ""  # requests of one group share prefixes (a prompt's uid): they belong on one server
+    stop_texts: tuple[str, ...] = ()  # texts that end the generation too, for stops that are several tokens
+    top_p: float = 1.0  # in (0, 1]; below 1 the draw is from the nucleus, the log-prob still of the full softmax
+    top_k: int = 0  # draw from the k likeliest tokens; 0: from all
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,10 @@ class EngineError(Exception):
     """The engine gave up on one request after its own retries. Any other exception of an engine ends the run."""
 
 
+class EngineDown(Exception):
+    """Nothing can be sampled any more: no server answers, or none takes the weights. Ends the run, one line."""
+
+
 class Engine(Protocol):
     """Samples one turn at a time; many requests may be in flight at once."""
 
@@ -32,7 +36,10 @@ class Engine(Protocol):
         ...
 
     async def set_weights(self, params: Any, version: int) -> None:
-        """Serves `params` from now on, labels generations with `version`, and forgets every cached prefix."""
+        """Serves `params` from now on, labels generations with `version`, and forgets every cached prefix.
+
+        A version names one set of parameters: the same version again only forgets prefixes. Raises `EngineDown`.
+        """
         ...
 
     async def preload(self, tokens: np.ndarray) -> None:
@@ -41,6 +48,14 @@ class Engine(Protocol):
         They count as cached in every generation, and in `preloaded_tokens` once. A request that does not begin with
         them, or holds nothing after them, raises `EngineError`. No tokens: nothing is shared.
         """
+        ...
+
+    async def release(self) -> None:
+        """Gives back what device memory it can until the next `set_weights`; nothing is sampled in between."""
+        ...
+
+    def stats(self) -> dict[str, float]:
+        """Counts since the engine was made, by name; they only rise (cache evictions, retries, ...)."""
         ...
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ Results never depend on arrival order. Every device call has one static shape ([
 a row's bits do not depend on its slot or its neighbours; noise comes from a key folded from the request's own key and
 the position; and each token is computed by the same call whoever asks first: the last token of a history and all but
 the last token of a generation by decode, everything else by prefill. The one exception is a full cache: evicted rows
-are computed again, generated tokens then by prefill, and log-probs move in the last bits (`evictions` counts them).
+are computed again, generated tokens then by prefill, and log-probs move in the last bits (`stats` counts them).
 """
 
 from __future__ import annotations
@@ -61,10 +61,12 @@ class LocalEngine:
         self._queue: list[tuple[GenerateRequest, asyncio.Future]] = []
         self._worker: asyncio.Task | None = None
 
-    @property
-    def evictions(self) -> int:
-        """Cache rows that were given up for lack of room since the engine was made."""
-        return self._cache.evictions
+    def stats(self) -> dict[str, float]:
+        """`cache_evictions`: cache rows that were given up for lack of room since the engine was made."""
+        return {"cache_evictions": self._cache.evictions}
+
+    async def release(self) -> None:
+        """Keeps its memory: this process's allocator would not give it to anyone else."""
 
     def compiles(self) -> dict[str, int]:
         """Compiled variants of each device call: one each (the copy has two, in and out), for each trunk length."""
@@ -133,6 +135,11 @@ class LocalEngine:
             raise EngineError(
                 f"a request of {n} tokens does not begin with the {trunk} preloaded ones and go on after them; "
                 "preload what all prompts share, or nothing"
+            )
+        if request.stop_texts or request.top_p != 1 or request.top_k:
+            raise EngineError(
+                "the in-process engine ends a turn at ids and draws from all tokens; stop texts, top_p and top_k need "
+                "an SGLang server"
             )
         if request.max_new_tokens < 1 or request.temperature <= 0:
             raise EngineError("max_new_tokens must be at least 1 and temperature above 0")

@@ -71,6 +71,13 @@ class ScriptedEngine:
         self._trunk = np.asarray(tokens, np.int32)
         self.preloaded_tokens += self._trunk.shape[0]
 
+    async def release(self) -> None:
+        """Holds no device memory."""
+
+    def stats(self) -> dict[str, float]:
+        """Counts nothing."""
+        return {}
+
     async def close(self) -> None:
         """Marks the engine as closed."""
         self.closed = True

@@ -80,9 +80,10 @@ class _DeadlinePassed(Exception):
 class _Run:
     """The growing part of one episode."""
 
-    def __init__(self, environment: Environment, limits: Limits, history: np.ndarray, state: Any):
+    def __init__(self, environment: Environment, limits: Limits, history: np.ndarray, state: Any, *, forked: bool):
         self.environment = environment
         self.state = state
+        self._forked = forked  # until its prefix was booked
         self.size = history.shape[0]
         self._tokens = np.empty(max(limits.context_length, self.size), np.int32)
         self._tokens[: self.size] = history
@@ -90,6 +91,7 @@ class _Run:
         self._turns: list[Turn] = []
         self._states: list[Any] = []
         self._generated = self._prefilled = self._cached = 0
+        self._prefix = self._prefix_cached = 0
         self.tool_calls = 0
         self.weight_version = -1  # stays so where nothing was sampled
 
@@ -108,6 +110,8 @@ class _Run:
         self._generated += generation.tokens.shape[0]
         self._prefilled += generation.prefilled_tokens
         self._cached += generation.cached_tokens
+        if self._forked:
+            self._prefix, self._prefix_cached, self._forked = self.size, generation.cached_tokens, False
         self.weight_version = generation.weight_version
 
     def extend(self, generation: Generation, observation: np.ndarray) -> None:
@@ -144,6 +148,8 @@ class _Run:
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,
             cached_tokens=self._cached,
+            prefix_tokens=self._prefix,
+            prefix_cached_tokens=self._prefix_cached,
             tool_calls=self.tool_calls,
         )
         return Episode(self._turns, self._states, counts, error)
@@ -160,6 +166,9 @@ async def run_episode(
     temperature: float,
     key: tuple[int, ...],
     salt: str,
+    group: str = "",
+    top_p: float = 1.0,
+    top_k: int = 0,
 ) -> Episode:
     """Runs an episode to its end by the rules at the top of this file; returns its turns from `turn` on.
 
@@ -170,6 +179,8 @@ async def run_episode(
       temperature: of sampling, > 0.
       key: the episode's sampling key; each request's key is this and the turn's index in the whole path.
       salt: name space of the engine's prefix cache (the weight version).
+      group: whose prefixes it shares: the prompt's uid.
+      top_p, top_k: of sampling, see `GenerateRequest`.
 
     Raises:
       ValueError: `turn` is no turn of an episode, or a generation breaks the engine's contract.
@@ -177,7 +188,7 @@ async def run_episode(
     """
     if not 0 <= turn < limits.max_turns:
         raise ValueError(f"an episode cannot start at turn {turn}; limits allow 0 to {limits.max_turns - 1}")
-    run = _Run(environment, limits, history, state)
+    run = _Run(environment, limits, history, state, forked=turn > 0)
     while True:
         if run.size >= limits.context_length:
             return await run.close(Finish.LENGTH)
@@ -189,6 +200,10 @@ async def run_episode(
             key=(*key, turn),
             timeout=run.remaining(),
             salt=salt,
+            group=group,
+            stop_texts=environment.stop_texts,
+            top_p=top_p,
+            top_k=top_k,
         )
         turn += 1
         episode = await _one_turn(engine, run, request, turn, limits)

@@ -32,7 +32,8 @@ class Environment:
     task: Task
     encode: Callable[[str], np.ndarray]  # text -> int32 ids, no special tokens added
     decode: Callable[[np.ndarray], str]  # int32 ids -> text
-    stop_ids: tuple[int, ...]  # ids that end a turn: the task's stop first, then those that end a text
+    stop_ids: tuple[int, ...]  # ids that end a turn: the task's stop first (if it is one id), then those that end a text
+    stop_texts: tuple[str, ...] = ()  # the task's stop where it is several ids
     trunk: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))  # every prompt begins with it
 
     def prompt(self, instance: Instance) -> Prompt:
@@ -45,7 +46,8 @@ class Environment:
 
         Raises what the task raises, or `ToolTimeout`.
         """
-        if action[-1] in self.stop_ids[1:]:
+        ends = self.stop_ids if self.stop_texts else self.stop_ids[1:]
+        if action[-1] in ends:
             action = action[:-1]
         return await call(self.task.step, state, self.decode(action), timeout=timeout)
 
@@ -84,20 +86,27 @@ class Environment:
 
 
 def make_environment(
-    task: Task, tokenizer: tokenizers.PreTrainedTokenizerFast, end_ids: tuple[int, ...] = ()
+    task: Task,
+    tokenizer: tokenizers.PreTrainedTokenizerFast,
+    end_ids: tuple[int, ...] = (),
+    *,
+    stop_texts: bool = False,
 ) -> Environment:
     """`task` read with a tokenizer of `tasks.tokenizer`; `end_ids` end a turn like the task's stop does.
 
     A sampled token that holds the stop among other text ("\\n\\n") ends nothing: what it stands for is not the stop.
-    Raises ValueError where the task's stop is not exactly one token.
+    A stop of several tokens needs an engine that knows texts (`stop_texts`): all tokens of it stay in the turn, the last
+    one with whatever other text it holds. Raises ValueError for such a stop without that.
     """
     encode = functools.partial(tokenizers.encode, tokenizer)
-    stop = tokenizers.stop_id(tokenizer, task.stop)
+    texts = (task.stop,) if stop_texts and encode(task.stop).size > 1 else ()
+    first = () if texts else (tokenizers.stop_id(tokenizer, task.stop),)
     return Environment(
         task=task,
         encode=encode,
         decode=functools.partial(tokenizers.decode, tokenizer),
-        stop_ids=(stop, *(end for end in end_ids if end != stop)),
+        stop_ids=(*first, *(end for end in end_ids if end not in first)),
+        stop_texts=texts,
         trunk=np.asarray(encode(task.preamble), np.int32),
     )
 

@@ -30,6 +30,8 @@ class Sampling:
     stream: keys.Stream
     step: int  # >= 0
     salt: str  # name space of the prefix cache: the weight version
+    top_p: float = 1.0  # in (0, 1]
+    top_k: int = 0  # 0: all tokens
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -89,6 +91,9 @@ class Runner:
             temperature=sampling.temperature,
             key=keys.episode_key(sampling.seed, sampling.stream, sampling.step, uid, start.leaf),
             salt=sampling.salt,
+            group=uid,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
         )
         counts = dataclasses.replace(episode.counts, units=UNITS[start.stage])
         episode = dataclasses.replace(episode, counts=counts)
