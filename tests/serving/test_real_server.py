@@ -1,0 +1,120 @@
+"""The real server as the project starts it: what it promises to the client, and what remains after it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.sglang_server import write_model
+
+PROMPT = list(range(2, 22))
+
+
+def generate(server, tokens, new_tokens, **sampling):
+    parameters = {"temperature": 0.0, "max_new_tokens": new_tokens} | sampling
+    return server.post("/generate", {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True})
+
+
+def test_an_episode_as_long_as_the_context_fits_to_its_last_token(sglang_server):
+    """The spare tokens of the command line: an episode of N tokens, prompt included, is served at any split."""
+    room = sglang_server.context_length
+    for prompt_length in (room - 1, room // 2, 1):
+        tokens = [2 + i % 7 for i in range(prompt_length)]
+        reply = generate(sglang_server, tokens, room - prompt_length)
+        assert len(reply["output_ids"]) == room - prompt_length
+        assert reply["meta_info"]["finish_reason"] == {"type": "length", "length": room - prompt_length}
+
+
+def test_a_second_turn_comes_from_the_cache(sglang_server):
+    """All but the last token of the first turn: that one was sampled and never read."""
+    sglang_server.restore()
+    first = generate(sglang_server, PROMPT, 12)
+    assert first["meta_info"]["cached_tokens"] == 0
+    history = PROMPT + first["output_ids"]
+    second = generate(sglang_server, [*history, 3, 4], 4)
+    assert second["meta_info"]["cached_tokens"] == len(history) - 1
+
+
+def test_log_probs_are_of_the_tempered_distribution(sglang_server):
+    """At temperature T the log-prob of each next token is log softmax(logits / T), from the same server's own logits:
+    those at T = 1 are known up to a constant from the top log-probs of the whole vocabulary."""
+    size = json.loads((sglang_server.model / "config.json").read_text())["vocab_size"]
+    for temperature in (1.0, 0.7):
+        parameters = {"temperature": temperature, "max_new_tokens": 1}
+        body = {"input_ids": PROMPT, "sampling_params": parameters, "return_logprob": True, "top_logprobs_num": size}
+        meta = sglang_server.post("/generate", body)["meta_info"]
+        found = np.array([entry[0] for entry in sorted(meta["output_top_logprobs"][0], key=lambda entry: entry[1])])
+        if temperature == 1.0:
+            logits = found
+        expected = logits / temperature
+        expected = expected - np.log(np.exp(expected).sum())
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_new_weights_and_back(sglang_server, tmp_path):
+    before = generate(sglang_server, PROMPT, 16)["output_ids"]
+    other = write_model(tmp_path / "other", seed=1)
+    try:
+        body = {"model_path": str(other), "weight_version": "7"}
+        assert sglang_server.post("/update_weights_from_disk", body)["success"]
+        after = generate(sglang_server, PROMPT, 16)
+        assert after["output_ids"] != before and after["meta_info"]["weight_version"] == "7"
+        assert sglang_server.get("/model_info")["weight_version"] == "7"
+    finally:
+        sglang_server.restore()
+    again = generate(sglang_server, PROMPT, 16)
+    assert again["output_ids"] == before and again["meta_info"]["weight_version"] == "default"
+
+
+def test_a_folder_that_is_not_there_is_refused_and_nothing_changes(sglang_server, tmp_path):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        sglang_server.post("/update_weights_from_disk", {"model_path": str(tmp_path / "none")})
+    assert refused.value.code == 400
+    assert sglang_server.get("/model_info")["weight_version"] == "default"
+
+
+def group(leader: int) -> list[int]:
+    """The living processes of a process group, from /proc."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
+        except OSError:
+            continue
+        if fields and int(fields[2]) == leader and fields[0] != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+_LAUNCHER = """
+import sys, time
+from pathlib import Path
+from tests.sglang_server import launch
+server = launch(Path(sys.argv[1]), Path(sys.argv[2]))
+print(server.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_nothing_remains_of_a_server_whose_launcher_was_killed(sglang_model, sglang_server, tmp_path):
+    """Of the whole family: guard, server, scheduler, detokenizer. The shared server is not touched."""
+    command = [sys.executable, "-c", _LAUNCHER, str(sglang_model), str(tmp_path / "log")]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    leader = int(launcher.stdout.readline())
+    family = group(leader)
+    launcher.send_signal(signal.SIGKILL)
+    launcher.communicate()
+    assert len(family) >= 4
+    deadline = time.monotonic() + 45
+    while group(leader) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not group(leader)
+    assert sglang_server.process.healthy()

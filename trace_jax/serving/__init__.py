@@ -1,0 +1,1 @@
+"""SGLang servers of this machine: their command lines, their processes, the environment of the CPU test server."""
