@@ -60,6 +60,26 @@ def test_a_bar_counts_parts_of_a_step_and_may_begin_in_the_middle(screen):
     assert last.startswith("trace on lookup  29%|") and " 6/20 [" in last
 
 
+def test_a_line_above_a_bar(screen):
+    bar = console.Bar("trace on lookup", 4, "step")
+    bar.to(2)
+    bar.say("warning: something")
+    bar.close()
+    drawn = screen()
+    assert drawn.count("warning: something") == 1 and drawn[-1].startswith("trace on lookup  50%|")
+
+
+def test_drift_is_called_out_once_and_only_above_the_limit():
+    alarm, name = console.DriftAlarm(0.05), "train/logprob_gap_mean"
+    assert alarm.check({"train/tokens": 0}) is None  # nothing was trained, so there is no gap
+    assert alarm.check({name: 0.0}) is None and alarm.check({name: 0.05}) is None
+    line = alarm.check({name: 0.0512})
+    assert line.startswith("warning: train/logprob_gap_mean is 0.0512 nats, above config.loss.max_logprob_gap 0.05:")
+    assert "\n" not in line
+    assert alarm.check({name: 9.0}) is None
+    assert console.DriftAlarm(1e9).check({name: 9.0}) is None  # a limit that switches it off
+
+
 def test_notes_of_a_step():
     metrics = {
         "time/rollout": 1.5,

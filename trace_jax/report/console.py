@@ -36,6 +36,10 @@ class Bar:
             self._bar.refresh()
             self._shown = now
 
+    def say(self, line: str) -> None:
+        """Shows a line above the bar, which stays."""
+        self._bar.write(line, file=sys.stderr)
+
     def close(self) -> None:
         """Draws the last state and leaves it on the screen."""
         self._bar.refresh()
@@ -50,6 +54,25 @@ def step_notes(metrics: Mapping[str, float]) -> dict[str, str]:
         "success": f"{metrics['rollout/success']:.2f}",
         "tok/s": f"{metrics['rollout/generated_tokens'] / seconds:,.0f}",
     }
+
+
+class DriftAlarm:
+    """Notices once in a run that sampler and trainer no longer agree on log-probs (the rule and its limit are ours)."""
+
+    def __init__(self, limit: float):
+        """`limit`: the largest harmless mean |trainer - sampler| of a step's trained tokens, in nats."""
+        self._limit, self._raised = limit, False
+
+    def check(self, metrics: Mapping[str, float]) -> str | None:
+        """The warning for a step with these metrics, one line; None if all is well or it was given before."""
+        gap = metrics.get("train/logprob_gap_mean", 0.0)  # a step without trained tokens has none
+        if self._raised or gap <= self._limit:
+            return None
+        self._raised = True
+        return (
+            f"warning: train/logprob_gap_mean is {gap:.3g} nats, above config.loss.max_logprob_gap {self._limit:g}: "
+            "sampler and trainer disagree on log-probs (stale weights, another precision, another temperature?)"
+        )
 
 
 def closing_table(rows: Sequence[tuple[str, str, str]]) -> str:
