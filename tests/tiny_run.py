@@ -93,6 +93,8 @@ def _counts(frame: Any) -> bool:
     copied = False
     while frame.f_code.co_filename == dataclasses.__file__:
         frame, copied = frame.f_back, True
+    if frame.f_code is config_lib.corrects.__code__:  # a decision of the run, though it stands beside the settings
+        return True
     if frame.f_code.co_filename in (config_lib.__file__, config_checks.__file__, __file__):
         return False
     return not (copied and frame.f_code.co_name in ("_first_params", "with_model_folders"))
