@@ -42,7 +42,6 @@ OPTIONAL = {
     "model.gguf_cache": "models",
     "warm_start.cache": "models",
     "optimizer.max_update_norm": 0.25,
-    "loss.tis_cap": 2.0,
     "predictor.path": "models/critic",
     "predictor.max_tokens": 64,
     "logging.wandb_project": "trace",
@@ -146,6 +145,7 @@ def test_a_resumed_run_may_change_what_does_not_change_a_step():
         eval=dataclasses.replace(base.eval, prompts=3),
         checkpoint=dataclasses.replace(base.checkpoint, every=1),
         logging=dataclasses.replace(base.logging, tensorboard=False),
+        loss=dataclasses.replace(base.loss, max_logprob_gap=9.0),
     )
     assert config_lib.fingerprint(longer) == config_lib.fingerprint(base)
     moved = dataclasses.replace(base, warm_start=dataclasses.replace(base.warm_start, cache="elsewhere"))
@@ -155,6 +155,24 @@ def test_a_resumed_run_may_change_what_does_not_change_a_step():
     cosine = dataclasses.replace(base, optimizer=dataclasses.replace(base.optimizer, schedule="warmup_cosine"))
     # A cosine ends with the run, so its length is part of what a step computes.
     assert config_lib.fingerprint(dataclasses.replace(cosine, steps=99)) != config_lib.fingerprint(cosine)
+
+
+@pytest.mark.parametrize(
+    "engine, overlap, tis, weights",
+    [
+        ("local", False, "auto", False),
+        ("local", True, "auto", True),
+        ("sglang", False, "auto", True),
+        ("sglang", True, "auto", True),
+        ("local", False, "on", True),
+        ("sglang", False, "off", False),
+        ("local", True, "off", False),
+    ],
+)
+def test_importance_weights_where_sampler_and_trainer_differ(engine, overlap, tis, weights):
+    loss = dataclasses.replace(RunConfig().loss, tis=tis)
+    config = dataclasses.replace(RunConfig(), engine=engine, overlap=overlap, loss=loss)
+    assert config_lib.corrects(config) is weights
 
 
 def test_unknown_fields_are_explained_in_one_line():

@@ -12,6 +12,7 @@ from trace_jax import config as config_lib
 from trace_jax import config_checks
 from trace_jax.config import ConfigError
 
+SERVED = {"engine": "sglang", "sglang.urls": "http://127.0.0.1:30000"}
 # (settings, what the one line says)
 BROKEN = [
     ({"task": ""}, "config.task is ''; choose one of arithmetic, lookup"),
@@ -36,7 +37,9 @@ BROKEN = [
     ({"model.rope_theta": 0.0}, "config.model.rope_theta is 0.0, must be above 0"),
     ({"sampling.deadline": 0.0}, "config.sampling.deadline is 0.0, must be above 0 or left unset"),
     ({"optimizer.max_update_norm": -1.0}, "config.optimizer.max_update_norm is -1.0, must be above 0 or left unset"),
-    ({"loss.rescore": True, "loss.tis_cap": 0.0}, "config.loss.tis_cap is 0.0, must be above 0 or left unset"),
+    ({"loss.tis_cap": 0.0}, "config.loss.tis_cap is 0.0, must be above 0"),
+    ({"loss.max_logprob_gap": 0.0}, "config.loss.max_logprob_gap is 0.0, must be above 0"),
+    ({"loss.tis": "always"}, "config.loss.tis is 'always'; choose one of auto, on, off"),
     ({"predictor.max_tokens": 0}, "config.predictor.max_tokens is 0, must be above 0 or left unset"),
     ({"warm_start.slip_rate": 1.0}, r"config.warm_start.slip_rate is 1.0, must be in \[0, 1\)"),
     ({"predictor.prefix_share": 1.0}, r"config.predictor.prefix_share is 1.0, must be in \[0, 1\)"),
@@ -86,7 +89,16 @@ BROKEN = [
     ({"lora.alpha": 0.0}, "config.lora.alpha is 0.0, must be above 0"),
     ({"arithmetic.shots": (1.0, 0.5)}, "config.arithmetic.shots holds 0.5; a number of examples is a whole number"),
     ({"arithmetic.shots": (-1.0,)}, "config.arithmetic.shots holds -1.0"),
-    ({"loss.tis_cap": 2.0}, "config.loss.tis_cap needs config.loss.rescore=True"),
+    ({"overlap": True, "loss.tis": "off"}, "config.overlap trains on rollouts of weights one step old, but"),
+    (SERVED | {"overlap": True, "sglang.release_memory": True}, "config.sglang.release_memory takes the servers' memo"),
+    (SERVED | {"sampling.top_p": 0.0, "sampling.accept_truncation_bias": True},
+     r"config.sampling.top_p is 0.0, must be in \(0, 1\]"),
+    (SERVED | {"sampling.top_p": 1.01, "sampling.accept_truncation_bias": True}, "config.sampling.top_p is 1.01, must"),
+    (SERVED | {"sampling.top_p": 0.95}, "top_p is 0.95 and top_k 0, but the trainer scores the full softmax, not the"),
+    (SERVED | {"sampling.top_k": 5}, "is 1.0 and top_k 5, but the trainer .* is biased; set them to 1.0 and 0, or"),
+    ({"sampling.top_p": 0.95, "sampling.accept_truncation_bias": True},
+     "top_p is 0.95 and top_k 0, but the in-process engine draws from all tokens; take config.engine='sglang', or 1.0"),
+    ({"steps": 0, "sampling.top_k": 5}, "is 1.0 and top_k 5, but the in-process engine"),
     # 3 steps of 2 epochs and 2 mini-batches are 12 optimiser steps.
     (
         {"steps": 3, "loss.epochs": 2, "loss.mini_batches": 2, "optimizer.schedule": "warmup_cosine",
@@ -107,7 +119,13 @@ FINE = [
     {"strategy": "grpo", "budget.unit": "tokens", "budget.tokens": 9, "budget.rollouts_per_prompt": 5},
     {"arithmetic.difficulty": (0.0, 1.0)},
     {"model.context_length": 64, "loss.row_length": 64},
-    {"loss.rescore": True, "loss.tis_cap": 2.0},
+    {"loss.rescore": True, "loss.tis": "on", "loss.tis_cap": 0.5},
+    {"overlap": True},
+    {"overlap": True, "loss.tis": "on"},
+    SERVED | {"loss.tis": "off", "sglang.release_memory": True},
+    SERVED | {"sampling.top_p": 0.95, "sampling.top_k": 50, "sampling.accept_truncation_bias": True},
+    SERVED | {"sampling.top_p": 0.95, "steps": 0},
+    {"sampling.accept_truncation_bias": True},
     {"predictor.path": "m", "predictor.max_tokens": 1},
     {"lora.rank": 4, "model.fuse_projections": False, "arithmetic.shots": (0.0, 3.0)},
     {"lora.rank": 4, "model.fuse_projections": False, "model.path": "m", "model.param_dtype": "bfloat16"},
@@ -121,7 +139,8 @@ FINE = [
 AT_LEAST = {
     0: "seed steps eval.every eval.seed checkpoint.every warm_start.steps warm_start.seed predictor.warmup_prompts"
     " predictor.warmup_steps budget.continuations_per_root loss.kl_coef loss.clip_high optimizer.learning_rate"
-    " optimizer.warmup_steps optimizer.weight_decay predictor.learning_rate warm_start.learning_rate lora.rank",
+    " optimizer.warmup_steps optimizer.weight_decay predictor.learning_rate warm_start.learning_rate lora.rank"
+    " sampling.top_k",
     1: "budget.pool sampling.max_turn_tokens sampling.max_observation_tokens sampling.concurrency engine.slots"
     " engine.cache_rows engine.prefill_rows engine.prefill_chunk engine.decode_steps eval.prompts eval.samples"
     " checkpoint.keep loss.epochs"

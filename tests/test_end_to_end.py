@@ -42,8 +42,8 @@ FITTED = {f"predictor/{name}" for name in ("loss", "grad_norm", "update_norm", "
 TRAIN = {"train/tokens", "train/rows", "train/fill_ratio", "train/optimizer_steps"}
 TRAINED = {
     f"train/{name}"
-    for name in "loss grad_norm update_norm param_norm entropy logprob_gap_mean logprob_gap_max approx_kl kl_after"
-    " clip_low clip_high ratio_max".split()
+    for name in "loss grad_norm update_norm param_norm entropy logprob_gap_mean logprob_gap_p99 logprob_gap_max approx_kl"
+    " kl_after clip_low clip_high ratio_max".split()
 }
 EVAL = {"eval/success", "eval/standard_error", "eval/mixed", "eval/success_1", "eval/generated_tokens"}
 
@@ -65,8 +65,7 @@ OPTIONS = {
     "optimizer.momentum": 0.5,
     "optimizer.max_update_norm": 0.05,
     "loss.advantage": "tree_grpo",
-    "loss.rescore": True,
-    "loss.tis_cap": 2.0,
+    "loss.tis": "on",
     "loss.kl_coef": 0.1,
     "loss.epochs": 2,
     "loss.mini_batches": 2,
@@ -174,6 +173,20 @@ def test_a_run_learns_something(done):
         assert TRAINED <= names(row) and row["train/update_norm"] > 0 and row["train/kl_after"] > 0
         assert row["train/logprob_gap_max"] < 1e-4  # the engine's log-probs are the trainer's
     assert any(row["rollout/effective_ratio"] > 0 for row in done.rows[1:])
+
+
+def test_importance_weights_of_an_engine_that_agrees(head):
+    """The in-process engine's log-probs are the trainer's to rounding: weights of 1, none at the cap."""
+    weights = [row["train/tis_weight"] for row in head.rows[1:] if row["train/optimizer_steps"]]
+    assert weights and weights == pytest.approx([1.0] * len(weights), abs=1e-4)
+    assert not any(row.get("train/tis_capped") for row in head.rows[1:])
+
+
+def test_drift_is_called_out_once(folder, capsys):
+    """A limit below rounding errors stands for an engine that drifts."""
+    done = finished(folder, "drift", {"strategy": "grpo", "loss.max_logprob_gap": 1e-12, "eval.every": 0})
+    assert sum(bool(row["train/optimizer_steps"]) for row in done.rows[1:]) > 1
+    assert capsys.readouterr().err.count("warning: train/logprob_gap_mean is") == 1
 
 
 def test_predictor_metrics(done):
@@ -354,7 +367,7 @@ def test_a_mesh_of_two_devices(folder):
     assert [row["step"] for row in read_jsonl(folder / "mesh" / "metrics.jsonl")] == [0, 1, 2, 3, 4]
 
 
-def test_every_setting_is_read(critic, stateful, oracle, grpo, lookup, adapted):
+def test_every_setting_is_read(critic, stateful, head, oracle, grpo, lookup, adapted):
     def fields(value, name=""):
         for field in dataclasses.fields(value):
             inner = getattr(value, field.name)
