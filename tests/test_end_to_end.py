@@ -42,8 +42,8 @@ FITTED = {f"predictor/{name}" for name in ("loss", "grad_norm", "update_norm", "
 TRAIN = {"train/tokens", "train/rows", "train/fill_ratio", "train/optimizer_steps"}
 TRAINED = {
     f"train/{name}"
-    for name in "loss grad_norm update_norm param_norm entropy logprob_gap_mean logprob_gap_p99 logprob_gap_max approx_kl"
-    " kl_after clip_low clip_high ratio_max".split()
+    for name in "loss grad_norm update_norm param_norm entropy logprob_gap_mean logprob_gap_p99 logprob_gap_max"
+    " approx_kl kl_after clip_low clip_high ratio_max".split()
 }
 EVAL = {"eval/success", "eval/standard_error", "eval/mixed", "eval/success_1", "eval/generated_tokens"}
 
