@@ -45,6 +45,10 @@ OPTIONAL = {
     "predictor.path": "models/critic",
     "predictor.max_tokens": 64,
     "logging.wandb_project": "trace",
+    "sglang.router": "http://127.0.0.1:30100",
+    "sglang.weights_folder": "weights",
+    "devices.visible": "0,1",
+    "devices.memory_fraction": 0.4,
 }
 
 
@@ -146,6 +150,8 @@ def test_a_resumed_run_may_change_what_does_not_change_a_step():
         checkpoint=dataclasses.replace(base.checkpoint, every=1),
         logging=dataclasses.replace(base.logging, tensorboard=False),
         loss=dataclasses.replace(base.loss, max_logprob_gap=9.0),
+        sglang=dataclasses.replace(base.sglang, urls="http://127.0.0.1:30001"),
+        devices=dataclasses.replace(base.devices, visible="3"),
     )
     assert config_lib.fingerprint(longer) == config_lib.fingerprint(base)
     moved = dataclasses.replace(base, warm_start=dataclasses.replace(base.warm_start, cache="elsewhere"))

@@ -16,6 +16,16 @@ SERVED = {"engine": "sglang", "sglang.urls": "http://127.0.0.1:30000"}
 # (settings, what the one line says)
 BROKEN = [
     ({"task": ""}, "config.task is ''; choose one of arithmetic, lookup"),
+    ({"engine": "vllm"}, "config.engine is 'vllm'; choose one of local, sglang"),
+    ({"engine": "sglang"}, "config.sglang.urls is empty, but config.engine is 'sglang'; start servers with"),
+    (SERVED | {"sglang.urls": "http://a:1,b:2"}, "config.sglang names 'b:2'; a server's URL is http://HOST:PORT"),
+    (SERVED | {"sglang.router": "http://a:1/x"}, "config.sglang names 'http://a:1/x'"),
+    (SERVED | {"sglang.urls": "http://a:1,http://a:1/"}, "name every server once"),
+    ({"sglang.request_timeout": 0.0}, "config.sglang.request_timeout is 0.0, must be above 0"),
+    ({"sglang.update_timeout": 0.0}, "config.sglang.update_timeout is 0.0, must be above 0"),
+    ({"sglang.outage_timeout": -1.0}, "config.sglang.outage_timeout is -1.0, must be above 0"),
+    ({"devices.memory_fraction": 1.5}, r"config.devices.memory_fraction is 1.5, must be in \(0, 1\] or left unset"),
+    ({"devices.visible": "gpu0"}, "config.devices.visible is 'gpu0'; give numbers of GPUs with commas between"),
     ({"strategy": "ppo"}, "config.strategy is 'ppo'; choose one of grpo, trace"),
     ({"budget.unit": "seconds"}, "config.budget.unit is 'seconds'"),
     ({"optimizer.name": "adam"}, "config.optimizer.name is 'adam'; choose one of adamw, sgd"),
@@ -122,6 +132,8 @@ FINE = [
     {"loss.rescore": True, "loss.tis": "on", "loss.tis_cap": 0.5},
     {"overlap": True},
     {"overlap": True, "loss.tis": "on"},
+    SERVED | {"sglang.urls": " http://a:1/, http://b:1 ,", "sglang.router": "http://c:1"},
+    {"devices.visible": "0,12", "devices.memory_fraction": 1.0},
     SERVED | {"loss.tis": "off", "sglang.release_memory": True},
     SERVED | {"sampling.top_p": 0.95, "sampling.top_k": 50, "sampling.accept_truncation_bias": True},
     SERVED | {"sampling.top_p": 0.95, "steps": 0},
@@ -141,8 +153,8 @@ AT_LEAST = {
     " predictor.warmup_steps budget.continuations_per_root loss.kl_coef loss.clip_high optimizer.learning_rate"
     " optimizer.warmup_steps optimizer.weight_decay predictor.learning_rate warm_start.learning_rate lora.rank"
     " sampling.top_k",
-    1: "budget.pool sampling.max_turn_tokens sampling.max_observation_tokens sampling.concurrency engine.slots"
-    " engine.cache_rows engine.prefill_rows engine.prefill_chunk engine.decode_steps eval.prompts eval.samples"
+    1: "budget.pool sampling.max_turn_tokens sampling.max_observation_tokens sampling.concurrency local.slots"
+    " local.cache_rows local.prefill_rows local.prefill_chunk local.decode_steps sglang.attempts eval.prompts eval.samples"
     " checkpoint.keep loss.epochs"
     " loss.mini_batches loss.micro_rows loss.logit_chunk predictor.epochs predictor.batch_rows"
     " predictor.warmup_rollouts predictor.replay_steps predictor.oracle_rollouts predictor.oracle_continuations"

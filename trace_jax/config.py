@@ -238,6 +238,14 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DevicesConfig:
+    """Which accelerators the trainer takes; servers get theirs from `python -m trace_jax.launch_sglang`."""
+
+    visible: str | None = None  # numbers of the GPUs, e.g. "0,1"; all if not given
+    memory_fraction: float | None = None  # of each GPU's memory that is reserved; jax takes 0.75 if not given
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig:
     """Everything that decides what a run computes."""
 
@@ -263,10 +271,11 @@ class RunConfig:
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     mesh: MeshConfig = MeshConfig()
+    devices: DevicesConfig = DevicesConfig()
 
 
 # Settings that a resumed run may change: they do not alter what a step computes.
-RESUMABLE = ("steps", "eval", "checkpoint", "logging", "sglang")
+RESUMABLE = ("steps", "eval", "checkpoint", "logging", "sglang", "devices")
 
 
 def default_config() -> config_dict.ConfigDict:

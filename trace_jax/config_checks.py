@@ -76,8 +76,8 @@ def _ranges(config: RunConfig) -> Iterable[str]:
             "optimizer.warmup_steps", "optimizer.weight_decay", "sampling.top_k"),
         1: ("budget.pool", "sampling.max_turn_tokens", "sampling.max_observation_tokens", "sampling.concurrency",
             "local.slots", "local.cache_rows", "local.prefill_rows", "local.prefill_chunk", "local.decode_steps",
-            "sglang.attempts", "eval.prompts", "eval.samples", "checkpoint.keep", "loss.epochs", "loss.mini_batches", "loss.micro_rows",
-            "loss.logit_chunk", "predictor.epochs", "predictor.batch_rows", "predictor.warmup_rollouts",
+            "sglang.attempts", "eval.prompts", "eval.samples", "checkpoint.keep", "loss.epochs",
+            "loss.mini_batches", "loss.micro_rows", "loss.logit_chunk", "predictor.epochs", "predictor.batch_rows", "predictor.warmup_rollouts",
             "predictor.replay_steps", "predictor.oracle_rollouts", "predictor.oracle_continuations",
             "predictor.hidden_size", "predictor.num_layers", "predictor.num_heads", "predictor.mlp_size",
             "warm_start.demonstrations", "warm_start.distinct", "warm_start.micro_rows", "mesh.data", "mesh.fsdp",
@@ -182,6 +182,11 @@ def _servers(config: RunConfig) -> Iterable[str]:
     for url in (*urls, *([config.sglang.router] if config.sglang.router else [])):
         if not re.fullmatch(r"https?://[^/\s,]+", url):
             yield f"config.sglang names {url!r}; a server's URL is http://HOST:PORT, several have commas between"
+    devices = config.devices
+    if devices.memory_fraction is not None and not 0 < devices.memory_fraction <= 1:
+        yield f"config.devices.memory_fraction is {devices.memory_fraction}, must be in (0, 1] or left unset"
+    if devices.visible is not None and not re.fullmatch(r"\d+(,\d+)*", devices.visible):
+        yield f"config.devices.visible is {devices.visible!r}; give numbers of GPUs with commas between, or none"
     if len(set(urls)) < len(urls):
         yield f"config.sglang.urls is {config.sglang.urls!r}; name every server once"
 

@@ -20,6 +20,7 @@ from trace_jax.eval.evaluate import Evaluation
 from trace_jax.loop import Run
 from trace_jax.report import closing, console
 from trace_jax.rollout.scheduler import Progress
+from trace_jax.setup_run import take_devices
 from trace_jax.train.checkpoint import Checkpointer
 from trace_jax.train.metrics import JsonlWriter, TensorBoardWriter, WandbWriter, Writers, read_jsonl
 
@@ -36,6 +37,7 @@ def run(config: RunConfig, workdir: str | os.PathLike[str]) -> None:
     KeyboardInterrupt before training starts, and end it with a checkpoint from then on.
     """
     workdir = Path(workdir).absolute()
+    take_devices(config)
     with _Interruption() as interruption, contextlib.closing(_open(config, workdir)) as checkpoints:
         rows = _rows(workdir)
         parts = assemble(config, workdir)

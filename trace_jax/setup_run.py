@@ -136,6 +136,15 @@ def _with_vocabulary(cfg: DecoderConfig, tokenizer_size: int, folder: str) -> De
     return dataclasses.replace(cfg, sampled_vocab=tokenizer_size)
 
 
+def take_devices(config: RunConfig) -> None:
+    """Limits the accelerators of this process to the config's; has an effect only before jax has looked for any."""
+    devices = config.devices
+    if devices.visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices.visible
+    if devices.memory_fraction is not None:
+        os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{devices.memory_fraction:.4f}"
+
+
 def make_engine(config: RunConfig, model: DecoderConfig, environment: Environment, workdir: Path) -> Engine:
     """What samples: the in-process engine with the config's static shapes, or a client of the config's servers."""
     makers = {
@@ -159,15 +168,17 @@ def _sglang_engine(config: RunConfig, model: DecoderConfig, workdir: Path) -> Sg
     else:  # runs that share a folder must not meet in it
         home = Path(shared) / f"{workdir.name}-{hashlib.blake2b(str(workdir).encode(), digest_size=4).hexdigest()}"
     token_ids = model_folder.load_token_ids(config.model.path) if config.model.path else None
+
+    def save(folder: Path, params: Any) -> None:
+        model_folder.save(folder, model, params, dtype=model.dtype, token_ids=token_ids)
+
     return SglangEngine(
         split_urls(urls),
         router=router,
         context_length=config.model.context_length,
         vocab_size=model.vocab_size,
         sampled_vocab=model.sampled_vocab or model.vocab_size,
-        weights=WeightFolders(
-            home, lambda folder, params: model_folder.save(folder, model, params, dtype=model.dtype, token_ids=token_ids)
-        ),
+        weights=WeightFolders(home, save),
         settings=Settings(**settings),
     )
 

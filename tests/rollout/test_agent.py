@@ -1,6 +1,7 @@
 """Each rule of the table in rollout/agent.py, on episodes that are written out by hand."""
 
 import asyncio
+import dataclasses
 import time
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_an_answered_episode_token_by_token(toy):
     # follows it) and 11 tokens
     counts = episode.counts
     assert (counts.generated_tokens, counts.cached_tokens, counts.prefilled_tokens) == (8, 16, 11)
-    assert (counts.tool_calls, counts.units) == (2, 0.0)
+    assert (counts.tool_calls, counts.units, counts.prefix_tokens) == (2, 0.0, 0)
 
 
 def test_sampled_ids_are_never_retokenised(toy):
@@ -83,6 +84,21 @@ def test_a_continuation_counts_turns_from_its_anchor(toy):
     assert summary(toy, episode) == [(Finish.TURN, "+1\n", "=5\n"), (Finish.TURN_LIMIT, "+1\n", "")]
     assert [r.key[-1] for r in engine.requests] == [2, 3]
     assert (episode.turns[-1].reward, episode.turns[-1].success) == (0.6, 1.0)
+    # the prefix is the 15 tokens that it was given; a new engine knew none of them. What came after is no prefix.
+    assert (episode.counts.prefix_tokens, episode.counts.prefix_cached_tokens) == (15, 0)
+
+
+def test_what_a_request_carries_beside_its_tokens(toy):
+    engine = ScriptedEngine(toy.lines("!\n"))
+    environment = dataclasses.replace(toy.environment(), stop_texts=("</call>",))
+    asyncio.run(
+        run_episode(
+            engine, environment, history=toy.encode("go\n"), state=toy.Total(), turn=0, limits=toy.limits(),
+            temperature=0.7, key=(1,), salt="v4", group="prompt 7", top_p=0.9, top_k=5,
+        )
+    )  # fmt: skip
+    (request,) = engine.requests
+    assert (request.group, request.stop_texts, request.top_p, request.top_k) == ("prompt 7", ("</call>",), 0.9, 5)
 
 
 def test_turn_limit_scores_the_state_after_the_last_step(toy):

@@ -104,6 +104,9 @@ def test_worked_tree_histories_keys_and_cache(toy):
     assert collected.counts.cached_tokens == sum(cached)
     assert collected.counts.prefilled_tokens == sum(histories) - sum(cached)
     assert collected.counts.generated_tokens == (3 + 3 + 2) + (3 + 2) + (3 + 2) + 2 + (3 + 2) + 2
+    # four forks, each from a prefix of 9 tokens of which all but the last were known
+    assert (collected.counts.prefix_tokens, collected.counts.prefix_cached_tokens) == (4 * 9, 4 * 8)
+    assert {request.group for request in engine.requests} == {"p"}
 
 
 def test_flat_strategies_never_ask_the_predictor(toy):

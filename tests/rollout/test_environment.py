@@ -63,6 +63,23 @@ def test_ids_that_end_a_text_end_a_turn_and_are_not_shown_to_the_task(toy):
     assert seen == ["+3\n", "+3", "+3"]
 
 
+def test_a_stop_of_several_tokens_needs_an_engine_that_knows_texts(toy):
+    task = toy.Adder()
+    task.stop = "=!"
+    small = tokenizers.build_tokenizer(tuple("+0123456789=!go\n"), False)
+    with pytest.raises(ValueError, match="stop text"):
+        make_environment(task, small, end_ids=(7,))
+    made = make_environment(task, small, end_ids=(7,), stop_texts=True)
+    assert made.stop_ids == (7,) and made.stop_texts == ("=!",)
+    seen = []
+    watched = dataclasses.replace(made, task=_Recorder(seen))
+    for ending in (made.encode("+3=!"), [*made.encode("+3"), 7]):
+        asyncio.run(watched.step(None, np.asarray(ending, np.int32), None))
+    assert seen == ["+3=!", "+3"]  # the closing text is part of the turn, the end of a text is not
+    one = make_environment(toy.Adder(), small, stop_texts=True)
+    assert one.stop_texts == () and one.stop_ids == (int(one.encode("\n")[0]),)
+
+
 class _Recorder:
     tool_timeout = None
 

@@ -68,7 +68,7 @@ class SglangEngine:
           router: see `sglang_pool.Pool`.
           context_length: tokens of the longest history plus generation.
           vocab_size: ids that may be sent are below it.
-          sampled_vocab: ids that may come back are below it; what lies between is padding that the trainer never scores.
+          sampled_vocab: ids that may come back are below it; the others are padding that the trainer never scores.
           weights: where the policy's weights are written.
         """
         self.context_length = context_length
@@ -85,8 +85,8 @@ class SglangEngine:
         self._counts = {"retries": 0, "bad_replies": 0, "mixed_versions": 0, "gave_up": 0}
 
     def stats(self) -> dict[str, float]:
-        """Tries that were repeated, replies that were refused, of which from other weights, requests that were given up,
-        servers lost and back again, prompts that changed their server."""
+        """Tries that were repeated, replies that were refused (and those of other weights among them), requests that were
+        given up, servers lost and back again, prompts that changed their server."""
         pool = self._pool
         return self._counts | {"server_losses": pool.losses, "server_returns": pool.returns, "moved_groups": pool.moves}
 
@@ -182,7 +182,7 @@ class SglangEngine:
             folder = await asyncio.to_thread(self._weights.write, params, version)
         except OSError as error:
             raise EngineDown(
-                f"the weights of version {version} cannot be written to {self._weights.home} ({error}); make room there "
+                f"the weights of version {version} cannot be written to {self._weights.home} ({error}); make room "
                 "or choose another folder (config.sglang.weights_folder), then the same command goes on"
             ) from error
         self.version, self._trunk, self._released = version, _NO_TOKENS, False

@@ -34,7 +34,8 @@ def check_request(request: GenerateRequest, *, context_length: int, vocab_size: 
     """Raises EngineError for a request that must not be sent: one bad id kills a server."""
     tokens = request.tokens
     if not 1 <= tokens.shape[0] < context_length:
-        raise EngineError(f"a request of {tokens.shape[0]} tokens does not fit the engine's context of {context_length}")
+        size = tokens.shape[0]
+        raise EngineError(f"a request of {size} tokens does not fit the engine's context of {context_length}")
     check_ids(tokens, vocab_size)
     if request.max_new_tokens < 1 or request.temperature <= 0:
         raise EngineError("max_new_tokens must be at least 1 and temperature above 0")
@@ -127,7 +128,7 @@ def read_generation(body: bytes, request: GenerateRequest, *, version: int, voca
             raise MixedVersions(found, str(version))
         tokens, logprobs = _tokens(meta)
         cached = int(meta.get("cached_tokens") or 0)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadReply(f"a reply without what it needs ({type(error).__name__}: {error})") from error
     prompt = request.tokens.shape[0]
     if meta.get("prompt_tokens", prompt) != prompt or not 0 <= cached <= prompt:
@@ -161,9 +162,12 @@ def _tokens(meta: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     if len(entries) < count or count < 1:
         raise BadReply(f"{len(entries)} log-probs for {count} sampled tokens")
     entries = entries[-count:]
-    if any(entry[0] is None for entry in entries):
+    tokens, logprobs = [entry[1] for entry in entries], [entry[0] for entry in entries]
+    if any(type(logprob) not in (float, int) for logprob in logprobs):
         raise BadReply("a sampled token without a log-prob")
-    return np.array([entry[1] for entry in entries], np.int32), np.array([entry[0] for entry in entries], np.float32)
+    if any(type(token) is not int for token in tokens):
+        raise BadReply("a sampled token without an id")
+    return np.array(tokens, np.int32), np.array(logprobs, np.float32)
 
 
 def _stopped(finish: dict[str, Any], last: int, request: GenerateRequest) -> bool:

@@ -32,7 +32,7 @@ class Environment:
     task: Task
     encode: Callable[[str], np.ndarray]  # text -> int32 ids, no special tokens added
     decode: Callable[[np.ndarray], str]  # int32 ids -> text
-    stop_ids: tuple[int, ...]  # ids that end a turn: the task's stop first (if it is one id), then those that end a text
+    stop_ids: tuple[int, ...]  # ids that end a turn: the task's stop (if it is one id), then those that end a text
     stop_texts: tuple[str, ...] = ()  # the task's stop where it is several ids
     trunk: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))  # every prompt begins with it
 
@@ -95,8 +95,8 @@ def make_environment(
     """`task` read with a tokenizer of `tasks.tokenizer`; `end_ids` end a turn like the task's stop does.
 
     A sampled token that holds the stop among other text ("\\n\\n") ends nothing: what it stands for is not the stop.
-    A stop of several tokens needs an engine that knows texts (`stop_texts`): all tokens of it stay in the turn, the last
-    one with whatever other text it holds. Raises ValueError for such a stop without that.
+    A stop of several tokens needs an engine that knows texts (`stop_texts`): all tokens of it stay in the turn, the
+    last one with whatever other text it holds. Raises ValueError for such a stop without that.
     """
     encode = functools.partial(tokenizers.encode, tokenizer)
     texts = (task.stop,) if stop_texts and encode(task.stop).size > 1 else ()
