@@ -18,6 +18,10 @@ _CPU_CACHE_TOKENS = 16384  # by default a CPU server would take 12 GB for its ca
 _CPU_REQUESTS = 64
 
 
+class SpecError(ValueError):
+    """A server that cannot be started as it is described: one line with the value and the remedy."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ServerSpec:
     """One server. A field that is None is left to SGLang's own default."""
@@ -38,37 +42,37 @@ class ServerSpec:
 
 
 def validate(spec: ServerSpec) -> ServerSpec:
-    """Returns `spec`; raises ValueError, one line, for a server that could not start."""
+    """Returns `spec`; raises SpecError for a server that could not start."""
     if not (spec.model / "config.json").is_file():
-        raise ValueError(f"model folder {spec.model} holds no config.json; give a folder that holds a model")
+        raise SpecError(f"model folder {spec.model} holds no config.json; give a folder that holds a model")
     if not os.access(spec.python, os.X_OK) or spec.python.is_dir():
-        raise ValueError(f"server Python {spec.python} is no program; give the bin/python of SGLang's environment")
+        raise SpecError(f"server Python {spec.python} is no program; give the bin/python of SGLang's environment")
     if not 1 <= spec.port <= 65535:
-        raise ValueError(f"port {spec.port} is not in 1 to 65535")
+        raise SpecError(f"port {spec.port} is not in 1 to 65535")
     if spec.tensor_parallel < 1 or (spec.cpu and spec.tensor_parallel > 1):
         limit = "1 on a CPU" if spec.cpu else "at least 1"
-        raise ValueError(f"tensor parallel size {spec.tensor_parallel} must be {limit}")
+        raise SpecError(f"tensor parallel size {spec.tensor_parallel} must be {limit}")
     if spec.devices and len(set(spec.devices)) != spec.tensor_parallel:
-        raise ValueError(
+        raise SpecError(
             f"server on port {spec.port}: devices {','.join(map(str, spec.devices))} are not "
             f"{spec.tensor_parallel} different ones, which its tensor parallel size asks for"
         )
     if spec.memory_fraction is not None and not 0 < spec.memory_fraction < 1:
-        raise ValueError(f"memory fraction {spec.memory_fraction} must be between 0 and 1")
+        raise SpecError(f"memory fraction {spec.memory_fraction} must be between 0 and 1")
     if spec.context_length is not None and spec.context_length < 2:
-        raise ValueError(f"context length {spec.context_length} must be at least 2 tokens")
+        raise SpecError(f"context length {spec.context_length} must be at least 2 tokens")
     return spec
 
 
 def share_devices(devices: tuple[int, ...], servers: int, tensor_parallel: int) -> list[tuple[int, ...]]:
     """The devices of each server: the listed ones in order, or 0, 1, 2, ... if none are listed.
 
-    A device may be listed for several servers, which then share it. Raises ValueError for a list of another length.
+    A device may be listed for several servers, which then share it. Raises SpecError for a list of another length.
     """
     wanted = servers * tensor_parallel
     devices = devices or tuple(range(wanted))
     if len(devices) != wanted:
-        raise ValueError(
+        raise SpecError(
             f"{len(devices)} devices are listed, but {servers} servers of tensor parallel size {tensor_parallel} take "
             f"{wanted}; list a device twice for two servers that share it"
         )

@@ -23,15 +23,19 @@ def main(grace: float, command: list[str]) -> int:
     """Runs the command to its end; returns its exit status, 128 + N for signal N."""
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
-    threading.Thread(target=_outlive_nobody, args=(grace,), daemon=True).start()
+    alone = threading.Event()
+    threading.Thread(target=_outlive_nobody, args=(grace, alone), daemon=True).start()
     status = server.wait()
+    if alone.is_set():
+        os.killpg(0, signal.SIGKILL)  # nobody else is there to end what the server left behind
     return status if status >= 0 else 128 - status
 
 
-def _outlive_nobody(grace: float) -> None:
+def _outlive_nobody(grace: float, alone: threading.Event) -> None:
     """Waits for the launcher to close the pipe; what is left of the group after `grace` seconds is killed."""
     while os.read(0, 1):
         pass
+    alone.set()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace)
     os.killpg(0, signal.SIGKILL)

@@ -131,8 +131,9 @@ class _Kept:
             self.process.kill()
         self.process, self.ready = None, False
         self._deaths += 1
+        first_line = str(problem).splitlines()[0]
         if self._deaths > self._restarts.limit:
-            raise ServerError(f"given up after {self._restarts.limit} restarts: {problem}")
+            raise ServerError(f"given up after {self._restarts.limit} restarts: {first_line}")
         delay = min(self._restarts.first_delay * 2 ** (self._deaths - 1), self._restarts.longest_delay)
         self._again = time.monotonic() + delay
-        self._report(f"{str(problem).splitlines()[0]}; started again in {delay:g} s")
+        self._report(f"{first_line}; started again in {delay:g} s")
