@@ -80,13 +80,14 @@ class SglangEngine:
             urls, router, update_timeout=settings.update_timeout, outage_timeout=settings.outage_timeout
         )
         self._target: Target | None = None
+        self._writing: asyncio.Task | None = None
         self._trunk = _NO_TOKENS
         self._released = self._opened = False
         self._counts = {"retries": 0, "bad_replies": 0, "mixed_versions": 0, "gave_up": 0}
 
     def stats(self) -> dict[str, float]:
-        """Tries that were repeated, replies that were refused (and those of other weights among them), requests that were
-        given up, servers lost and back again, prompts that changed their server."""
+        """Tries that were repeated, replies that were refused (and those of other weights among them), requests that
+        were given up, servers lost and back again, prompts that changed their server."""
         pool = self._pool
         return self._counts | {"server_losses": pool.losses, "server_returns": pool.returns, "moved_groups": pool.moves}
 
@@ -179,7 +180,8 @@ class SglangEngine:
             await self._pool.serving()
             return
         try:
-            folder = await asyncio.to_thread(self._weights.write, params, version)
+            self._writing = asyncio.create_task(asyncio.to_thread(self._weights.write, params, version))
+            folder = await asyncio.shield(self._writing)
         except OSError as error:
             raise EngineDown(
                 f"the weights of version {version} cannot be written to {self._weights.home} ({error}); make room "
@@ -217,4 +219,6 @@ class SglangEngine:
     async def close(self) -> None:
         """Ends the connections and removes the weight folders; the servers go on running."""
         await self._pool.close()
+        if self._writing is not None:  # a thread goes on when its caller is cancelled
+            await asyncio.gather(self._writing, return_exceptions=True)
         self._weights.clear()

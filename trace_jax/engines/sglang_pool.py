@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from trace_jax.engines.base import EngineDown
-from trace_jax.engines.sglang_server import Refused, Server, Target, Unreachable
+from trace_jax.engines.sglang_server import NoConnection, Refused, Server, Target, Unreachable
 from trace_jax.engines.sglang_wire import BadReply
 
 OVERLOAD, SLACK = 2.0, 8  # a group moves where its server has more than OVERLOAD * least + SLACK requests in flight
@@ -59,10 +59,12 @@ class Pool:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         for server in self._all():
             server.session = self._session
-        await _all_or_error(self._meet(server, input_tokens) for server in self.servers)
+        if not any(await _all_or_error(self._meet(server, input_tokens) for server in self.servers)):
+            raise self._outage()
         self._tasks[""] = asyncio.create_task(self._heartbeat())
 
-    async def _meet(self, server: Server, input_tokens: int) -> None:
+    async def _meet(self, server: Server, input_tokens: int) -> bool:
+        """Whether it answered in time."""
         loop, delay = asyncio.get_running_loop(), RETRY_FIRST
         end, told = loop.time() + self._outage_timeout, False
         while True:
@@ -75,13 +77,14 @@ class Pool:
                 _log.warning("waiting for %s", server.reason)
             told = True
             if loop.time() > end:
-                return
+                return False
             delay = await _back_off(delay)
         if limit < input_tokens:
             raise EngineDown(
                 f"{server.url} holds requests below {limit} tokens, but an episode has up to {input_tokens}; start it "
                 f"with --context-length {input_tokens + 8} or more, or lower config.model.context_length"
             )
+        return True
 
     async def update(self, target: Target) -> None:
         """Serves `target` everywhere at once. Returns when every server has it or is out of rotation.
@@ -118,13 +121,18 @@ class Pool:
     async def serving(self) -> None:
         """Waits for a server in rotation. Raises EngineDown after the outage's time, with a reason for each."""
         try:
-            await asyncio.wait_for(self._serving.wait(), self._outage_timeout)
+            async with asyncio.timeout(self._outage_timeout):
+                while not self._serving.is_set():  # what came back may be lost again before a waiter's turn
+                    await self._serving.wait()
         except TimeoutError:
-            reasons = "; ".join(f"{server.url} ({server.reason})" for server in self._all() if not server.ready)
-            raise EngineDown(
-                f"no SGLang server has answered for {self._outage_timeout:g} s: {reasons}; start it again, then the "
-                "same command goes on"
-            ) from None
+            raise self._outage() from None
+
+    def _outage(self) -> EngineDown:
+        reasons = "; ".join(f"{server.url} ({server.reason})" for server in self._all() if not server.ready)
+        return EngineDown(
+            f"no SGLang server has answered for {self._outage_timeout:g} s: {reasons}; start it again, then the "
+            "same command goes on"
+        )
 
     async def pick(self, group: str, avoid: Server | None = None) -> Server:
         """The server for a request of `group`: not `avoid`, if there is another one. Raises EngineDown."""
@@ -142,19 +150,17 @@ class Pool:
     def failed(self, server: Server, error: Exception) -> None:
         """Books a try that failed; too many of them, or no connection, take the server out."""
         server.failures += 1
-        if server.ready and server.failures >= STRIKES:
+        if server.ready and (server.failures >= STRIKES or isinstance(error, NoConnection)):
             self.lose(server, f"{server.failures} tries failed, the last: {error}")
 
     def lose(self, server: Server, reason: str) -> None:
         """Takes a server out of rotation and begins to bring it back; its requests go elsewhere."""
-        server.reason = reason
-        if server.ready:
-            _log.warning("%s is out of rotation: %s", server.url, reason)
-            self.losses += 1
-        server.ready = False
+        server.reason, server.ready = reason, False
         self._note()
         server.drop_calls()
         if server.url not in self._tasks:
+            _log.warning("%s is out of rotation: %s", server.url, reason)
+            self.losses += 1
             self._tasks[server.url] = asyncio.create_task(self._bring_back(server))
 
     async def close(self) -> None:
@@ -204,7 +210,7 @@ class Pool:
         delay = RETRY_FIRST
         while not server.ready:
             delay = await _back_off(delay)
-            if await server.healthy():
+            if await server.awake():
                 await self._try_to_bring(server)
         _log.warning("%s is back in rotation", server.url)
         self.returns += 1

@@ -7,6 +7,7 @@ This is the one place that talks HTTP. Every failure is one of two: `Unreachable
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ _JSON = {"Content-Type": "application/json"}
 
 class Unreachable(Exception):
     """No reply: refused, reset, or not in time."""
+
+
+class NoConnection(Unreachable):
+    """Nobody listens there."""
 
 
 class Refused(Exception):
@@ -56,6 +61,7 @@ class Server:
         self.ready = False
         self.reason = "not asked yet"
         self.released = False  # its device memory is given back
+        self._loaded = ""  # the version that it was last given
         self.failures = 0  # tries that failed since the last one that did not
         self.bringing = asyncio.Lock()  # one change of weights at a time
         self.session: aiohttp.ClientSession | None = None
@@ -93,6 +99,12 @@ class Server:
             return False
         return True
 
+    async def awake(self) -> bool:
+        """As `healthy`, of a server that an update may have left paused: it samples nothing, so it would never be."""
+        with contextlib.suppress(Unreachable, Refused):
+            await self._control("/continue_generation", {}, _HEALTH)
+        return await self.healthy()
+
     async def input_limit(self) -> int:
         """Tokens that a request must stay below. BadReply where the server does not say."""
         info = wire.read_object(await self._ask("GET", "/server_info", None, _CONTROL))
@@ -113,20 +125,22 @@ class Server:
         """
         async with self.bringing:
             if self.released:
-                await self._control("/resume_memory_occupation", {})
+                if await self.version() == self._loaded:  # else it was started again since; it would die of a resume
+                    await self._control("/resume_memory_occupation", {})
                 self.released = False
             await self._control("/pause_generation", {"mode": "retract"})
             try:
                 document = {"model_path": str(target.folder), "weight_version": str(target.version)}
                 reply = wire.read_object(await self._control("/update_weights_from_disk", document, timeout))
                 if reply.get("success") is not True:
-                    raise wire.BadReply(f"{self.url}: update refused: {str(reply.get('message'))[: wire.SHOWN]}")
+                    raise wire.BadReply(f"{self.url}: update refused: {wire.one_line(str(reply.get('message')))}")
                 await self._control("/flush_cache", {})
             finally:
                 await self._control("/continue_generation", {})
             found = await self.version()
             if found != str(target.version):
                 raise wire.BadReply(f"{self.url}: serves version {found} after an update to {target.version}")
+            self._loaded = found
             if target.trunk is not None:
                 await self.fill(target.trunk, timeout)
 
@@ -155,7 +169,8 @@ class Server:
                 reply = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             what = f"no answer within {timeout:g} s" if isinstance(error, TimeoutError) else str(error)
-            raise Unreachable(f"{self.url}{path}: {what or type(error).__name__}") from error
+            kind = NoConnection if isinstance(error, aiohttp.ClientConnectorError) else Unreachable
+            raise kind(f"{self.url}{path}: {what or type(error).__name__}") from error
         if response.status >= 400:
             raise Refused(response.status, f"{self.url}{path}: {wire.error_text(reply)}")
         return reply

@@ -99,10 +99,15 @@ def error_text(body: bytes) -> str:
     try:
         reply = read_object(body)
     except BadReply:
-        return body[:SHOWN].decode("utf-8", "replace")
+        return one_line(body.decode("utf-8", "replace"))
     error = reply.get("error", reply.get("message", ""))
     text = error.get("message", "") if isinstance(error, dict) else error
-    return str(text or reply)[:SHOWN]
+    return one_line(str(text or reply))
+
+
+def one_line(text: str) -> str:
+    """The beginning of a text, without its line breaks."""
+    return " ".join(text[: 2 * SHOWN].split())[:SHOWN]
 
 
 def read_generation(body: bytes, request: GenerateRequest, *, version: int, vocab_size: int) -> Generation:
@@ -122,7 +127,7 @@ def read_generation(body: bytes, request: GenerateRequest, *, version: int, voca
         meta = reply["meta_info"]
         finish = meta["finish_reason"]
         if finish["type"] == "abort":
-            raise BadReply(f"aborted: {str(finish.get('message'))[:SHOWN]}")
+            raise BadReply(f"aborted: {one_line(str(finish.get('message')))}")
         found = _versions(meta)
         if found != [str(version)]:
             raise MixedVersions(found, str(version))
