@@ -46,6 +46,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["trace_jax", "trace_jax.*"]),
+    package_data={"trace_jax.serving": ["cpu/*.txt", "cpu/shim/*.py"]},
     install_requires=REQUIRED,
     extras_require=EXTRAS,
 )

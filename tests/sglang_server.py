@@ -128,6 +128,7 @@ def sglang_server(sglang_model, tmp_path_factory) -> Iterator[TestServer]:
     server = launch(sglang_model, tmp_path_factory.mktemp("sglang_log") / "server.log")
     yield server
     server.process.stop()
+    assert server.process.exit_status == 0, server.process.last_words()
 
 
 @pytest.fixture
@@ -139,8 +140,8 @@ def start_server(tmp_path, sglang_model) -> Iterator[Callable[..., TestServer]]:
     with contextlib.ExitStack() as started:
 
         def start(model: Path = sglang_model, **changes: Any) -> TestServer:
-            port_log = tmp_path / f"server_{len(list(tmp_path.glob('server_*.log')))}.log"
-            server = launch(model, port_log, **changes)
+            number = len(list(tmp_path.glob("server_*.log")))
+            server = launch(model, tmp_path / f"server_{number}.log", **changes)
             started.callback(server.process.kill)
             return server
 

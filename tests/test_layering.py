@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1] / "trace_jax"
 # From the ground up; layers in one group stand side by side and do not know each other.
 ORDER = (
     ("types",),
-    ("tree", "budget"),
+    ("tree", "budget", "serving"),
     ("objectives",),
     ("models",),
     ("tasks",),
@@ -21,15 +21,15 @@ ORDER = (
     ("eval",),
     ("report",),
     ("config",),
-    ("config_checks", "setup_run"),
+    ("config_checks", "flag_problems", "setup_run"),
     ("loop",),
     ("saving", "setup_predictor"),
     ("assemble",),
     ("run",),
-    ("main", "export"),
+    ("main", "export", "launch_sglang"),
 )
 LEVEL = {name: level for level, group in enumerate(ORDER) for name in group}
-NO_JAX = ("types", "tree", "budget", "tasks", "rollout")  # nor what stands on jax
+NO_JAX = ("types", "tree", "budget", "serving", "tasks", "rollout")  # nor what stands on jax
 JAX_FAMILY = ("jax", "jaxlib", "flax", "optax", "orbax", "chex")
 MAX_LINES = 400
 
@@ -115,10 +115,12 @@ def test_what_runs_on_the_host_knows_no_jax():
 def test_each_library_has_its_door():
     assert {layer(module) for module in importers("flax")} == {"models"}
     assert importers("orbax") == {"trace_jax.train.checkpoint"}
-    assert {layer(module) for module in importers("ml_collections")} == {"config", "main"}
+    assert {layer(module) for module in importers("ml_collections")} == {"config", "main", "launch_sglang"}
     assert importers("transformers") == {"trace_jax.tasks.tokenizer"}
     assert importers("tensorboardX") == importers("wandb") == {"trace_jax.train.metrics"}
-    assert {layer(module) for module in importers("absl")} == {"main"}
+    assert {layer(module) for module in importers("absl")} == {"main", "launch_sglang", "flag_problems"}
+    assert importers("aiohttp") == {"trace_jax.engines.sglang_server", "trace_jax.engines.sglang_pool"}
+    assert importers("tenacity") == {"trace_jax.engines.sglang"}
     assert importers("gguf") == {"trace_jax.models.gguf_import"}
     assert importers("safetensors") == {"trace_jax.models.weights"}
 

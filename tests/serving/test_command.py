@@ -75,11 +75,14 @@ def test_devices_that_nobody_chose_are_left_alone():
 
 
 def test_what_was_inherited_does_not_change_the_log_probs():
-    assert command.environment(SPEC, {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"})["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "false"
+    assert (
+        command.environment(SPEC, {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"})["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "false"
+    )
 
 
 @pytest.mark.parametrize(
-    "host, expected", [("127.0.0.1", "http://127.0.0.1:1"), ("0.0.0.0", "http://127.0.0.1:1"), ("node7", "http://node7:1")]
+    "host, expected",
+    [("127.0.0.1", "http://127.0.0.1:1"), ("0.0.0.0", "http://127.0.0.1:1"), ("node7", "http://node7:1")],
 )
 def test_url(host, expected):
     assert command.url(dataclasses.replace(SPEC, host=host, port=1)) == expected

@@ -285,7 +285,7 @@ def test_one_that_dies_too_often_is_an_error_and_ends_the_others(program):
             servers.start()
             for deaths in (1, 2, 3):
                 die(bad)
-                watch_until(servers, lambda: len(said) == 2 * deaths)
+                watch_until(servers, lambda wanted=2 * deaths: len(said) == wanted)
     assert str(told.value) == f"given up after 2 restarts: server {bad.url} ended with status 9; log: {bad.log}"
     assert [line[-7:] for line in said[::2]] == [" 0.05 s", "n 0.1 s"] and not answers(good.url)
 
@@ -297,7 +297,7 @@ def test_deaths_long_ago_are_forgotten(program):
         servers.start()
         for deaths in (1, 2, 3, 4):
             die(flaky)
-            watch_until(servers, lambda: len(said) == 2 * deaths)
+            watch_until(servers, lambda wanted=2 * deaths: len(said) == wanted)
             servers.watch_once()
     assert all("started again in 0.05 s" in line for line in said[::2]) and len(said) == 8
 

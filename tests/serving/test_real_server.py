@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 import urllib.error
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,42 +74,3 @@ def test_a_folder_that_is_not_there_is_refused_and_nothing_changes(sglang_server
         sglang_server.post("/update_weights_from_disk", {"model_path": str(tmp_path / "none")})
     assert refused.value.code == 400
     assert sglang_server.get("/model_info")["weight_version"] == "default"
-
-
-def group(leader: int) -> list[int]:
-    """The living processes of a process group, from /proc."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
-        except OSError:
-            continue
-        if fields and int(fields[2]) == leader and fields[0] != "Z":
-            found.append(int(entry.name))
-    return found
-
-
-_LAUNCHER = """
-import sys, time
-from pathlib import Path
-from tests.sglang_server import launch
-server = launch(Path(sys.argv[1]), Path(sys.argv[2]))
-print(server.process.pid, flush=True)
-time.sleep(600)
-"""
-
-
-def test_nothing_remains_of_a_server_whose_launcher_was_killed(sglang_model, sglang_server, tmp_path):
-    """Of the whole family: guard, server, scheduler, detokenizer. The shared server is not touched."""
-    command = [sys.executable, "-c", _LAUNCHER, str(sglang_model), str(tmp_path / "log")]
-    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-    leader = int(launcher.stdout.readline())
-    family = group(leader)
-    launcher.send_signal(signal.SIGKILL)
-    launcher.communicate()
-    assert len(family) >= 4
-    deadline = time.monotonic() + 45
-    while group(leader) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not group(leader)
-    assert sglang_server.process.healthy()

@@ -31,6 +31,8 @@ def test_a_build_and_then_nothing_to_do(bare_venv, tmp_path, monkeypatch):
     assert not install.install(folder, calls.append) and len(calls) == 2
     monkeypatch.setattr(install, "_TORCH", "torch==9")
     assert install.install(folder, calls.append) and "torch==9" in calls[-1]
+    (folder / "bin" / "python").unlink()
+    assert install.install(folder, calls.append)
 
 
 def test_a_build_that_failed_is_begun_again(bare_venv, tmp_path):
@@ -52,8 +54,13 @@ def test_a_folder_with_something_else_is_kept(bare_venv, tmp_path):
 
 def test_every_requirement_has_one_exact_version():
     """Names that requirements.txt, the packages without their requirements and torch give, in constraints.txt."""
-    name = lambda line: re.split(r"[=<>]", line, maxsplit=1)[0].lower().replace("_", "-")
-    lines = lambda file: (PINS / file).read_text().split("\n")[:-1]
+
+    def name(line: str) -> str:
+        return re.split(r"[=<>]", line, maxsplit=1)[0].lower().replace("_", "-")
+
+    def lines(file: str) -> list[str]:
+        return (PINS / file).read_text().split("\n")[:-1]
+
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[^=,<>]+", line) for line in lines("constraints.txt"))
     pinned = {name(line): line for line in lines("constraints.txt")}
     assert len(pinned) == len(lines("constraints.txt"))

@@ -1,7 +1,8 @@
 """Builds the environment of the CPU test server: `python -m trace_jax.serving.install --folder=.sglang`.
 
-An unmodified SGLang with a torch for CPUs, at the versions that the tests ran with: 3.3 GB, two minutes. It does nothing
-where the folder holds these versions already. A server for GPUs is `pip install sglang` in an environment of its own.
+An unmodified SGLang with a torch for CPUs, at the versions that the tests ran with: 3.3 GB, two minutes. Nothing is
+done where the folder holds these versions already. A server for GPUs is `pip install sglang` in an environment of its
+own.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def install(folder: Path, call: Callable[[list[str]], object] | None = None) -> 
     Raises FileExistsError for a folder that holds something else.
     """
     mark = folder / _MARK
-    if mark.exists() and mark.read_text() == fingerprint():
+    if server_python(folder).exists() and mark.exists() and mark.read_text() == fingerprint():
         return False
     if folder.exists() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").exists():
         raise FileExistsError(f"{folder} holds something else than an environment; choose another folder")

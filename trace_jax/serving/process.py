@@ -125,7 +125,9 @@ class ServerProcess:
         return ServerError(f"server {self.program.url} {what}; log: {self.program.log}\n{self.last_words()}".rstrip())
 
 
-def wait_until_healthy(server: ServerProcess, timeout: float, progress: Callable[[float], None] = lambda _: None) -> None:
+def wait_until_healthy(
+    server: ServerProcess, timeout: float, progress: Callable[[float], None] = lambda _: None
+) -> None:
     """Returns once the server is healthy; `progress` is called with the seconds that have passed.
 
     Raises ServerError as soon as the server ends, and after `timeout` seconds; it is stopped then.
@@ -153,7 +155,9 @@ def check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ServerError(f"port {port} of {host} cannot be used ({error.strerror}); choose another port") from error
+            raise ServerError(
+                f"port {port} of {host} cannot be used ({error.strerror}); choose another port"
+            ) from error
 
 
 def free_port() -> int:

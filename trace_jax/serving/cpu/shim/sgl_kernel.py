@@ -10,7 +10,7 @@ __version__ = "0.0.0"
 
 
 def assign_req_to_token_pool_cpu(rows, table, begins, ends, slots, row_length):
-    """Writes request i's new cache slots into `table[rows[i], begins[i]:ends[i]]`; `slots` holds them one after another.
+    """Writes request i's new cache slots into `table[rows[i], begins[i]:ends[i]]`; `slots` holds them in this order.
 
     `row_length` is the second size of `table`, which a kernel needs and an array knows.
     """
