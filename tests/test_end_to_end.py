@@ -19,6 +19,8 @@ import jax
 import numpy as np
 import pytest
 
+from tests.sglang_faults import serving
+from tests.sglang_stand_in import StandIn
 from tests.tiny_run import Done, bits, go, recording, restored, settings, timeless
 from trace_jax import assemble, loop, saving
 from trace_jax import config as config_lib
@@ -33,13 +35,16 @@ UNITS = 16  # 8 root rollouts, and 2 continuations of half a unit for each
 ROLLOUT = {
     f"rollout/{name}"
     for name in "effective_ratio useful_groups_per_unit active_prompts skipped_prompts budget_units generated_tokens"
-    " prefilled_tokens cached_tokens tool_calls success expected_tokens cache_evictions"
+    " prefilled_tokens cached_tokens prefix_hit_rate tool_calls success expected_tokens cache_evictions mixed_version_trees"
     " preloaded_tokens".split()
 }
-TIME = {f"time/{name}" for name in ("rollout", "score", "predictor_update", "policy_update", "step")}
+TIME = {
+    f"time/{name}"
+    for name in ("publish", "gather", "score", "rollout", "learn", "predictor_update", "policy_update", "step")
+}
 PREDICTOR = {f"predictor/{name}" for name in ("spearman_prompt", "spearman_prefix", "brier", "ece")}
 FITTED = {f"predictor/{name}" for name in ("loss", "grad_norm", "update_norm", "examples", "optimizer_steps")}
-TRAIN = {"train/tokens", "train/rows", "train/fill_ratio", "train/optimizer_steps"}
+TRAIN = {"train/tokens", "train/rows", "train/fill_ratio", "train/optimizer_steps", "train/staleness"}
 TRAINED = {
     f"train/{name}"
     for name in "loss grad_norm update_norm param_norm entropy logprob_gap_mean logprob_gap_p99 logprob_gap_max"
@@ -138,6 +143,15 @@ def lookup_grpo(folder):
 def adapted(folder):
     """Labelled lines behind an example that all prompts share; adapters train."""
     return finished(folder, "adapted", ADAPTED | {"warm_start.cache": str(folder / "warm_adapted")})
+
+
+@pytest.fixture(scope="module")
+def served(folder):
+    """A step on a stand-in of a server, whose tokens mean nothing: for the settings that only such a run looks at."""
+    server = StandIn(vocab_size=20)
+    with serving(server):
+        changes = {"engine": "sglang", "sglang.urls": server.url, "steps": 1, "eval.every": 0}
+        return finished(folder, "served", changes | {"loss.max_logprob_gap": 100.0})
 
 
 RUNS = ("critic", "stateful", "head", "oracle", "grpo", "lookup", "lookup_grpo", "adapted")
@@ -292,15 +306,16 @@ def test_adapters_alone_are_trained_and_saved(adapted):
     trained = jax.tree_util.tree_leaves_with_path(saving.snapshot(parts).arrays["policy"].params)
     assert {path[-1].key for path, _ in trained} == {"a", "b"}
     assert any(np.any(leaf) for path, leaf in trained if path[-1].key == "b")
-    served = jax.tree.leaves(parts.served)
     merged = jax.tree.leaves(parts.trainer.full_params(parts.policy.params))
+    asyncio.run(loop.publish(parts))
+    served = jax.tree.leaves(parts.served)
     assert all(np.array_equal(one, other) for one, other in zip(served, merged, strict=True))
 
 
 def test_a_shared_beginning_is_computed_once_a_step(adapted):
     parts, trunk = adapted.parts, adapted.parts.environment.trunk.size
-    # before training, after each of four steps, and after each of the three evaluations (steps 0, 2, 4)
-    assert trunk > 30 and parts.engine.preloaded_tokens == trunk * 8
+    # at the start, and at the four steps and the two evaluations (2, 4) that come after other weights or an evaluation
+    assert trunk > 30 and parts.engine.preloaded_tokens == trunk * 7
     for row in adapted.rows[1:]:
         assert row["rollout/cached_tokens"] >= trunk * row["rollout/root_rollouts"]
         assert row["rollout/preloaded_tokens"] == trunk
@@ -314,8 +329,8 @@ def test_the_last_checkpoint_is_the_end_of_the_run(done):
 
 def test_seeds_draw_their_own_prompts_and_share_the_held_out_ones(critic):
     def drawn(seed, cursor):
-        parts = dataclasses.replace(critic.parts, config=dataclasses.replace(critic.config, seed=seed), cursor=cursor)
-        return [prompt.uid for prompt in parts.training_prompts(8)], [p.uid for p in parts.prompts("eval", 0, 3)]
+        parts = dataclasses.replace(critic.parts, config=dataclasses.replace(critic.config, seed=seed))
+        return [prompt.uid for prompt in parts.training_prompts(8, cursor)], [p.uid for p in parts.prompts("eval", 0, 3)]
 
     first, next_pool, other = drawn(0, 0), drawn(0, 8), drawn(1, 0)
     assert first[0] == [f"arithmetic/train/{i}" for i in range(8)]
@@ -367,7 +382,7 @@ def test_a_mesh_of_two_devices(folder):
     assert [row["step"] for row in read_jsonl(folder / "mesh" / "metrics.jsonl")] == [0, 1, 2, 3, 4]
 
 
-def test_every_setting_is_read(critic, stateful, head, oracle, grpo, lookup, adapted):
+def test_every_setting_is_read(critic, stateful, head, oracle, grpo, lookup, adapted, served):
     def fields(value, name=""):
         for field in dataclasses.fields(value):
             inner = getattr(value, field.name)
