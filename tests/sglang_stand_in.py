@@ -106,7 +106,8 @@ class StandIn(FaultyServer):
         if max(tokens) >= self.vocab_size:
             raise RuntimeError("the scheduler of a real server dies of this")
         if len(tokens) >= self.input_limit or len(tokens) + count > self.input_limit + 4:
-            return _json({"error": {"message": "Requested token count exceeds the model's maximum context length"}}, 400)
+            message = "Requested token count exceeds the model's maximum context length"
+            return _json({"error": {"message": message}}, 400)
         await self._running.wait()
         first = self.version
         cached = self._cached(document.get("extra_key"), tokens)
