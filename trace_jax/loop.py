@@ -8,6 +8,7 @@ carried along, so a checkpoint needs no generator state and an interrupted step 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from typing import Any
@@ -20,7 +21,7 @@ from trace_jax.budget.account import BudgetCount
 from trace_jax.budget.expected import ExpectedTokens
 from trace_jax.budget.strategy import Strategy
 from trace_jax.config import ConfigError, RunConfig
-from trace_jax.engines.base import Engine
+from trace_jax.engines.base import Engine, EngineDown
 from trace_jax.eval.evaluate import Evaluation, evaluate
 from trace_jax.rollout import keys
 from trace_jax.rollout.agent import Limits
@@ -133,20 +134,42 @@ async def train_step(run: Run, on_progress: OnProgress | None = None) -> dict[st
     gathered, run.ahead = run.ahead or await gather(run, run.step, run.cursor, on_progress), None
     clock.lap("gather")
     if run.config.overlap and run.step + 1 < run.config.steps:
-        ahead = asyncio.create_task(gather(run, run.step + 1, run.cursor + gathered.pool, on_progress))
-        await asyncio.sleep(0)  # it reads what it needs of `run` before the update changes it
-        try:
-            metrics = await asyncio.to_thread(learn, run, gathered)
-            clock.lap("learn")
-            run.ahead = await ahead
-        finally:
-            ahead.cancel()
-        clock.lap("wait")
+        metrics = await _learn_and_sample_ahead(run, gathered, clock, on_progress)
     else:
         await run.engine.release()
         metrics = learn(run, gathered)
         clock.lap("learn")
     return gathered.metrics | metrics | clock.metrics()
+
+
+async def _learn_and_sample_ahead(
+    run: Run, gathered: Gathered, clock: _Clock, on_progress: OnProgress | None
+) -> dict[str, float]:
+    """`learn`, and the rollouts of the next step meanwhile; the step is whole even if those come to nothing.
+
+    Cancelled, it ends the step first, because the update's thread cannot be stopped; the caller's next await raises.
+    Where no server is left, the next step samples its rollouts itself, or finds out that the run must end.
+    """
+    ahead = asyncio.create_task(gather(run, run.step + 1, run.cursor + gathered.pool, on_progress))
+    await asyncio.sleep(0)  # it reads what it needs of `run` before the update changes it
+    learning, cancelled = asyncio.create_task(asyncio.to_thread(learn, run, gathered)), False
+    try:
+        await asyncio.shield(learning)
+        clock.lap("learn")
+        run.ahead = await ahead
+        clock.lap("wait")
+    except EngineDown:
+        pass
+    except asyncio.CancelledError:
+        cancelled = True
+    finally:
+        ahead.cancel()
+        while not (learning.done() and ahead.done()):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([learning, ahead])
+    if cancelled:
+        asyncio.current_task().cancel()
+    return learning.result()
 
 
 async def gather(run: Run, step: int, cursor: int, on_progress: OnProgress | None = None) -> Gathered:
