@@ -1,0 +1,1 @@
+"""Rollouts on real SGLang servers that compute on this machine's CPU."""
