@@ -102,7 +102,7 @@ def write_model(folder: Path, seed: int = 0) -> Path:
 def launch(model: Path, log: Path, **changes: Any) -> TestServer:
     """Starts a server on a free port and waits until it is healthy. `changes` are fields of ServerSpec."""
     fields = {"python": server_python(), "cpu": True, "context_length": CONTEXT, "seed": 0} | changes
-    spec = command.validate(command.ServerSpec(model, process.free_port(), **fields))
+    spec = command.validate(command.ServerSpec(command.check_model(model), process.free_port(), **fields))
     program = process.Program(
         command=tuple(command.arguments(spec)),
         environment=command.environment(spec, os.environ),

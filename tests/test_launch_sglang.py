@@ -18,7 +18,7 @@ import pytest
 from tests.sglang_server import server_python, write_model
 from trace_jax import launch_sglang
 from trace_jax.models import folder as model_folder
-from trace_jax.serving.process import answers, check_port, free_port
+from trace_jax.serving.process import ServerError, answers, check_port, free_port
 from trace_jax.serving.servers import Restarts
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +63,7 @@ def two_ports() -> int:
     """The first of two neighbours that are free."""
     while True:
         port = free_port()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(ServerError):
             check_port("127.0.0.1", port + 1)
             return port
 
@@ -179,7 +179,7 @@ def test_one_that_dies_again_and_again(monkeypatch, python, model, tmp_path, cap
 @pytest.fixture
 def fails(monkeypatch, capsys, python, tmp_path):
     """Runs the command in this process where it must fail; what it says on stderr."""
-    monkeypatch.setattr(launch_sglang.command, "validate", lambda spec: pytest.fail("it went on to start servers"))
+    monkeypatch.setattr(launch_sglang.Servers, "start", lambda *_: pytest.fail("it went on to start servers"))
     monkeypatch.chdir(ROOT)
 
     def call(*arguments: str, given: bool = True) -> str:
@@ -208,6 +208,8 @@ def test_mistakes_are_one_line_and_status_1(fails):
     assert fails("--model=m", "--servers=0") == "--servers is 0, must be at least 1"
     assert fails("--model=m", "--devices=a") == "--devices is 'a', must be numbers with commas between, as 0,1"
     assert fails("--model=m", "--devices=0,1").startswith("2 devices are listed, but 1 servers")
+    assert fails(TINY, "--workdir=w", "--memory_fraction=1.5").startswith("memory fraction 1.5 must be between")
+    assert fails("--model=m").startswith(f"model folder {ROOT / 'm'} holds no config.json")
 
 
 def test_a_taken_port_is_refused_before_a_warm_start(fails, tmp_path):
@@ -228,9 +230,9 @@ def test_tpus_are_told_what_serves_them(fails, monkeypatch):
 def test_without_a_server_environment(fails, monkeypatch, tmp_path):
     monkeypatch.delenv("TRACE_SGLANG_PYTHON", raising=False)
     monkeypatch.chdir(tmp_path)
-    assert fails("--model=m", given=False).startswith("no SGLang in .sglang; build a CPU test server with `python -m")
+    assert fails("--model=m", given=False).startswith("there is no .sglang/bin/python; build a CPU test server with")
     monkeypatch.setenv("TRACE_SGLANG_PYTHON", "elsewhere/python")
-    assert launch_sglang._server_python(None) == tmp_path / "elsewhere" / "python"
+    assert fails("--model=m", given=False).startswith(f"server Python {tmp_path}/elsewhere/python is no program; give")
 
 
 def test_a_real_server_serves_the_config_and_ends_with_its_launcher(tmp_path):

@@ -28,7 +28,7 @@ from trace_jax.serving.process import Program, ServerError, check_port
 from trace_jax.serving.servers import Servers
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PYTHON = "TRACE_SGLANG_PYTHON"
+_PYTHON, _BUILT = "TRACE_SGLANG_PYTHON", ".sglang/bin/python"
 _PROGRESS = 10.0  # seconds between two lines of progress
 _NO_TPU = (
     "SGLang-JAX 0.1.0rc0, the SGLang for TPUs, has no HTTP call that loads new weights (GPU servers have "
@@ -38,9 +38,9 @@ _NO_TPU = (
 
 @dataclasses.dataclass(frozen=True)
 class _Served:
-    """What the command line says about the model."""
+    """What command line and config say about the model: fields of ServerSpec."""
 
-    folder: Path
+    model: Path
     context_length: int | None
     dtype: str | None
     release_memory: bool
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of the first server's sampler; the others count on")
     add("--cpu", action="store_true", help="serve on the CPU, for tests and small models")
     add("--tpu", action="store_true", help="say what serves runs on TPUs")
-    add("--python", type=Path, help=f"of SGLang's environment; ${_PYTHON} or .sglang/bin/python if not given")
+    add("--python", type=Path, help=f"of SGLang's environment; ${_PYTHON} or {_BUILT} if not given")
     add("--log_folder", type=Path, help="WORKDIR/sglang, or runs/sglang, if not given")
     add("--start_timeout", type=float, default=900.0, help="seconds in which each server must be healthy")
     return parser
@@ -93,52 +93,58 @@ def _serve(arguments: argparse.Namespace, settings: list[str], extra: list[str])
         raise ConfigError(_NO_TPU)
     if arguments.servers < 1:
         raise ConfigError(f"--servers is {arguments.servers}, must be at least 1")
-    python = _server_python(arguments.python)
-    ports = range(arguments.port, arguments.port + arguments.servers)
-    devices = command.share_devices(_devices(arguments.devices), len(ports), arguments.tensor_parallel)
-    for port in ports:
-        check_port(arguments.host, port)  # before a warm start that may take minutes
-    served = _served(arguments, settings, ports)
-    specs = [
-        command.validate(
-            command.ServerSpec(
-                model=served.folder,
-                port=port,
-                python=python,
-                host=arguments.host,
-                tensor_parallel=arguments.tensor_parallel,
-                devices=devices[i] if arguments.devices or len(ports) > 1 else (),
-                memory_fraction=arguments.memory_fraction,
-                context_length=served.context_length,
-                dtype=served.dtype,
-                seed=arguments.seed + i,
-                release_memory=served.release_memory,
-                cpu=arguments.cpu,
-                extra=tuple(extra),
-            )
-        )
-        for i, port in enumerate(ports)
-    ]
+    planned = _specs(arguments, extra)
+    for spec in planned:
+        check_port(spec.host, spec.port)  # before a warm start that may take minutes
+    served = _served(arguments, settings, ",".join(map(command.url, planned)))
+    changes = dataclasses.asdict(served) | {"model": command.check_model(served.model)}
+    specs = [dataclasses.replace(spec, **changes) for spec in planned]
     logs = arguments.log_folder or (arguments.workdir or Path("runs")) / "sglang"
     programs = [_program(spec, logs) for spec in specs]
     with Servers(programs, start_timeout=arguments.start_timeout, report=_report) as servers:
         servers.start(_Progress(len(specs)))
-        print(_connection(specs, served), flush=True)
+        print(_connection(specs), flush=True)
         servers.watch()
 
 
-def _served(arguments: argparse.Namespace, settings: list[str], ports: Sequence[int]) -> _Served:
-    """The model folder, made if need be."""
+def _specs(arguments: argparse.Namespace, extra: list[str]) -> list[command.ServerSpec]:
+    """The servers that are asked for, before their model is there."""
+    python, width = _server_python(arguments.python), arguments.tensor_parallel
+    devices = command.share_devices(_devices(arguments.devices), arguments.servers, width)
+    chosen = arguments.devices or arguments.servers > 1  # one server alone takes the devices that it sees
+    return [
+        command.validate(
+            command.ServerSpec(
+                model=Path(),
+                port=arguments.port + i,
+                python=python,
+                host=arguments.host,
+                tensor_parallel=width,
+                devices=devices[i] if chosen else (),
+                memory_fraction=arguments.memory_fraction,
+                context_length=arguments.context_length,
+                dtype=arguments.dtype,
+                seed=arguments.seed + i,
+                release_memory=arguments.release_memory,
+                cpu=arguments.cpu,
+                extra=tuple(extra),
+            )
+        )
+        for i in range(arguments.servers)
+    ]
+
+
+def _served(arguments: argparse.Namespace, settings: list[str], urls: str) -> _Served:
+    """The model folder, made if need be, and how it is served."""
     if (arguments.model is None) == (arguments.config is None):
         raise ConfigError("give --config=configs/quickstart.py and --workdir=FOLDER, or --model=FOLDER")
     if arguments.model is not None:
         if settings:
             raise ConfigError(f"{settings[0]!r} is not a flag; --model has no config, SGLang's own flags follow --")
         return _Served(arguments.model.absolute(), arguments.context_length, arguments.dtype, arguments.release_memory)
-    urls = ",".join(f"http://127.0.0.1:{port}" for port in ports)
     config = _config(arguments.config, settings, urls)
     return _Served(
-        folder=_model_folder(config, arguments.workdir).absolute(),
+        model=_model_folder(config, arguments.workdir).absolute(),
         context_length=arguments.context_length or config.model.context_length,
         dtype=arguments.dtype or config.model.dtype,
         release_memory=arguments.release_memory or config.sglang.release_memory,
@@ -181,13 +187,12 @@ def _model_folder(config: RunConfig, workdir: Path | None) -> Path:
 def _server_python(given: Path | None) -> Path:
     """The interpreter of SGLang's environment. Not resolved: a link there is what makes it that environment's."""
     named = given or os.environ.get(_PYTHON)
-    python = Path(named or ".sglang/bin/python").absolute()
-    if named is None and not python.exists():
+    if named is None and not Path(_BUILT).exists():
         raise ConfigError(
-            f"no SGLang in .sglang; build a CPU test server with `python -m trace_jax.serving.install`, or name the "
+            f"there is no {_BUILT}; build a CPU test server with `python -m trace_jax.serving.install`, or name the "
             f"Python of an environment that holds SGLang with --python or ${_PYTHON}"
         )
-    return python
+    return Path(named or _BUILT).absolute()
 
 
 def _devices(text: str) -> tuple[int, ...]:
@@ -208,10 +213,10 @@ def _program(spec: command.ServerSpec, logs: Path) -> Program:
     )
 
 
-def _connection(specs: Sequence[command.ServerSpec], served: _Served) -> str:
+def _connection(specs: Sequence[command.ServerSpec]) -> str:
     """The flags that connect a run, on one line."""
-    line = f"--config.engine=sglang --config.sglang.urls={','.join(command.url(spec) for spec in specs)}"
-    return f"{line} --config.sglang.release_memory=True" if served.release_memory else line
+    line = f"--config.engine=sglang --config.sglang.urls={','.join(map(command.url, specs))}"
+    return f"{line} --config.sglang.release_memory=True" if specs[0].release_memory else line
 
 
 def _report(line: str) -> None:

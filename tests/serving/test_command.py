@@ -98,10 +98,12 @@ def test_devices_of_each_server():
 
 def test_what_cannot_work_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    good = dataclasses.replace(SPEC, model=tmp_path, python=Path(sys.executable))
+    assert command.check_model(tmp_path) is tmp_path
+    with pytest.raises(SpecError, match="model folder .* holds no config.json; give"):
+        command.check_model(tmp_path / "none")
+    good = dataclasses.replace(SPEC, python=Path(sys.executable))
     assert command.validate(good) is good
     for changes, message in (
-        ({"model": tmp_path / "none"}, "model folder .* holds no config.json; give"),
         ({"python": tmp_path / "none"}, "server Python .* is no program; give"),
         ({"python": tmp_path}, "server Python .* is no program; give"),
         ({"port": 65536}, "port 65536 is not in 1 to 65535"),

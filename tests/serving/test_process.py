@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -163,6 +164,27 @@ def test_a_port_that_is_taken_is_refused_before_the_start(program):
             ServerProcess(taken)
     assert not taken.log.exists()
     check_port("127.0.0.1", taken.port)
+
+
+def test_a_free_port_is_free_and_out_of_the_way_of_outgoing_connections(monkeypatch):
+    port = free_port()
+    assert port < 32768  # where Linux begins with outgoing connections
+    with contextlib.closing(socket.create_server(("127.0.0.1", port))):
+        monkeypatch.setattr("trace_jax.serving.process._PORTS", range(port, port + 1))
+        with pytest.raises(ServerError, match=f"no port of {port} to {port} is free"):
+            free_port()
+
+
+def test_what_answers_without_http_is_not_healthy():
+    """An echo, as of a connection that meets itself: it says the request's own first line."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        threading.Thread(target=_echo, args=(listener,), daemon=True).start()
+        assert not answers(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+
+def _echo(listener: socket.socket) -> None:
+    with contextlib.closing(listener.accept()[0]) as connection:
+        connection.sendall(connection.recv(1000))
 
 
 def test_an_ended_server_does_not_count_as_healthy_because_another_answers(start, program):

@@ -42,9 +42,7 @@ class ServerSpec:
 
 
 def validate(spec: ServerSpec) -> ServerSpec:
-    """Returns `spec`; raises SpecError for a server that could not start."""
-    if not (spec.model / "config.json").is_file():
-        raise SpecError(f"model folder {spec.model} holds no config.json; give a folder that holds a model")
+    """Returns `spec`; raises SpecError for a server that could not start, whatever its model."""
     if not os.access(spec.python, os.X_OK) or spec.python.is_dir():
         raise SpecError(f"server Python {spec.python} is no program; give the bin/python of SGLang's environment")
     if not 1 <= spec.port <= 65535:
@@ -64,6 +62,13 @@ def validate(spec: ServerSpec) -> ServerSpec:
     return spec
 
 
+def check_model(folder: Path) -> Path:
+    """Returns `folder`; raises SpecError where it holds no model."""
+    if not (folder / "config.json").is_file():
+        raise SpecError(f"model folder {folder} holds no config.json; give a folder that holds a model")
+    return folder
+
+
 def share_devices(devices: tuple[int, ...], servers: int, tensor_parallel: int) -> list[tuple[int, ...]]:
     """The devices of each server: the listed ones in order, or 0, 1, 2, ... if none are listed.
 
@@ -81,8 +86,8 @@ def share_devices(devices: tuple[int, ...], servers: int, tensor_parallel: int) 
 
 def url(spec: ServerSpec) -> str:
     """Where clients on this machine reach the server."""
-    host = "127.0.0.1" if spec.host in ("0.0.0.0", "") else spec.host
-    return f"http://{host}:{spec.port}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(spec.host, spec.host)
+    return f"http://[{host}]:{spec.port}" if ":" in host else f"http://{host}:{spec.port}"
 
 
 def arguments(spec: ServerSpec) -> list[str]:

@@ -71,7 +71,11 @@ def main() -> None:
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    print(f"{folder} {'was built' if built else 'is up to date'}")
+    print(
+        f"{folder} was built; what pip says sglang requires beside it is for GPUs"
+        if built
+        else f"{folder} is up to date"
+    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import http.client
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -23,6 +25,7 @@ _POLL = 0.1  # seconds between two looks at a process
 _HEALTH_TIMEOUT = 5.0  # seconds
 _DEATH_TIMEOUT = 20.0  # seconds; a killed process first gives its memory back
 _TAIL_LINES = 15
+_PORTS = range(20000, 32000)
 _NOISE = ("nanobind:", " - ")  # what native libraries say last, whatever went wrong
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy knows nothing of this machine's ports
 
@@ -161,10 +164,16 @@ def check_port(host: str, port: int) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port of this machine that nobody listens on now.
+
+    Below those that outgoing connections are given: a connection to a port of that range, on which nobody listens yet,
+    may be given the same port and meet itself.
+    """
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with contextlib.suppress(ServerError):
+            check_port("127.0.0.1", port)
+            return port
+    raise ServerError(f"no port of {_PORTS.start} to {_PORTS.stop - 1} is free; end servers that are not needed")
 
 
 def answers(url: str) -> bool:
@@ -172,7 +181,7 @@ def answers(url: str) -> bool:
     try:
         with _DIRECT.open(f"{url}/health", timeout=_HEALTH_TIMEOUT) as reply:
             return reply.status == 200
-    except (OSError, ValueError):  # refused, reset, no answer in time, another status, no HTTP
+    except (OSError, http.client.HTTPException):  # refused, reset, no answer in time, another status, no HTTP
         return False
 
 
