@@ -19,7 +19,7 @@ from trace_jax.engines.base import EngineDown
 from trace_jax.engines.sglang_server import NoConnection, Refused, Server, Target, Unreachable
 from trace_jax.engines.sglang_wire import BadReply
 
-OVERLOAD, SLACK = 2.0, 8  # a group moves where its server has more than OVERLOAD * least + SLACK requests in flight
+OVERLOAD, SLACK = 2.0, 64  # a group moves where its server has more than OVERLOAD * least + SLACK requests in flight
 STRIKES = 3  # failed tries in a row after which a server is taken out; no connection takes it out at once
 HEARTBEAT = 5.0  # seconds between looks at servers that owe an answer
 RETRY_FIRST, RETRY_MOST = 0.5, 15.0  # seconds between tries to bring a server back
