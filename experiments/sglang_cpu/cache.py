@@ -2,8 +2,9 @@
 
     python -m experiments.sglang_cpu.cache --seeds 0,1,2 --steps 4
 
-Steps of TRACE at the quickstart's budget through `loop.gather`: a warmed-up critic allocates, the policy learns from each
-step. Every step is gathered twice from the same weights and empty caches: as it is, and with a random server for each turn.
+Steps of TRACE at the quickstart's budget through `loop.gather`: a warmed-up critic allocates, the policy learns from
+each step. Every step is gathered twice from the same weights and empty caches: as it is, and with a random server for
+each turn.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ _START_TIMEOUT = 600.0  # seconds; 15 on two idle cores
 def parse(description: str, **more: Any) -> argparse.Namespace:
     """The command line of a part: where it works, where it keeps raw data, and `more` options with their defaults."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("--workdir", default="runs/experiments/sglang_cpu", type=Path, help="relative to the repository")
+    workdir = "runs/experiments/sglang_cpu"
+    parser.add_argument("--workdir", default=workdir, type=Path, help="relative to the repository")
     parser.add_argument("--raw", default=RAW, type=Path, help="where measurements are kept")
     for name, default in more.items():
         parser.add_argument(f"--{name.replace('_', '-')}", default=default, type=type(default))

@@ -49,7 +49,7 @@ def _tokens(axis, rows: Rows) -> None:
         computed = [row["prefilled_tokens"] / 1000 for row in own]
         cached = sum(row["cached_tokens"] for row in own) / len(own) / 1000
         middle = sum(computed) / len(computed)
-        spread = [[middle - min(computed)], [max(computed) - middle]]
+        spread = [[max(middle - min(computed), 0.0)], [max(max(computed) - middle, 0.0)]]  # rounding of the mean
         named = {"label": "computed"} if place == 0 else {}
         axis.bar(place, middle, yerr=spread, color="tab:blue", capsize=4, **named)
         named = {"label": "from the cache"} if place == 0 else {}

@@ -7,8 +7,8 @@ sampled tokens of the step's complete rollouts are scored by the trainer. Beside
 into an emptied and into a filled cache. What the server draws is random, so each answer is compared with the trainer's
 forward of its own tokens.
 
-Two controls say what a fault would look like: the trainer's forward with the weights of one update before, and answers of
-a server whose weights were changed behind a filled cache.
+Two controls say what a fault would look like: the trainer's forward with the weights of one update before, and answers
+of a server whose weights were changed behind a filled cache.
 """
 
 from __future__ import annotations
@@ -79,13 +79,14 @@ async def _measure(run: Run, weights: Path) -> list[dict[str, Any]]:
 
 
 async def _probe_twice(run: Run, histories: list[np.ndarray]) -> dict[str, Any]:
-    """Each history into an empty cache and into the one that this leaves; caches are empty afterwards."""
-    report = {}
+    """Each history into an empty cache and into the one that this leaves."""
+    if run.step == 0:  # later the update must have emptied it
+        await run.engine.set_weights(run.served, run.version)
+    found = {}
     for state in ("cold", "warm"):
-        if state == "cold" and run.step == 0:  # later the update must have emptied them
-            await run.engine.set_weights(run.served, run.version)
-        report |= {f"{state}_{name}": value for name, value in (await _probe(run, histories, run.policy.params)).items()}
-    return report
+        probe = await _probe(run, histories, run.policy.params)
+        found |= {f"{state}_{name}": value for name, value in probe.items()}
+    return found
 
 
 async def _probe(run: Run, histories: list[np.ndarray], params: Any) -> dict[str, Any]:

@@ -3,8 +3,9 @@
     python -m experiments.sglang_cpu.prefill --pairs 6
 
 256 units of the warm-started quickstart policy: 32 prompts x 8 rollouts, or the first 16 of these prompts x 8 with 16
-continuations each from uniformly drawn turns. No predictor takes part, so both have the same kind of prompt. Two servers, one of
-them with --disable-radix-cache; the four cases take turns, in an order that rotates from one repetition to the next.
+continuations each from uniformly drawn turns. No predictor takes part, so both have the same kind of prompt. Two
+servers, one of them with --disable-radix-cache; the four cases take turns, in an order that rotates from one
+repetition to the next.
 """
 
 from __future__ import annotations

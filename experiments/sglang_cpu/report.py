@@ -32,7 +32,7 @@ def write(raw: Path, folder: Path) -> None:
 
 
 def cache(raw: Path) -> Results:
-    """Hit rates, one number a seed; `hit rate = 1 - (1 + m) / n` where n - 1 tokens of a prefix can come from a cache."""
+    """Hit rates, one number a seed; of a prefix of n tokens n - 1 can come from the cache, so 1 is out of reach."""
     rows, found = read(raw / "cache.jsonl"), {}
     for routing in ("sticky", "random") if rows else ():
         seeds = _by(rows, "seed", routing=routing)
@@ -208,11 +208,10 @@ def client(raw: Path) -> Results:
     document = read(raw / "client.json")
     if not document:
         return {}
-    ideal = document["ideal_throughput_share"] / statistics.median(_client(document, "in_flight", "requests_per_second"))
+    rates = _client(document, "in_flight", "requests_per_second")
+    ideal = statistics.median(rates) / document["ideal_throughput_share"]
     return {
-        "ideal_throughput_share": _with_median(
-            [ideal * rate for rate in _client(document, "in_flight", "requests_per_second")]
-        ),
+        "ideal_throughput_share": _with_median([rate / ideal for rate in rates]),
         "cpu_ms_per_request": _with_median(_client(document, "in_flight", "cpu_ms")),
         "saturation_requests_per_second": _with_median(_client(document, "saturation", "requests_per_second")),
         "saturation_cpu_ms_per_request": _with_median(_client(document, "saturation", "cpu_ms")),
@@ -247,13 +246,16 @@ def tables(results: Results, fault_rows: Rows) -> str:
     return "\n".join(f"## {title}\n\n{table}\n" for title, table in parts if table)
 
 
-def _grid(results: Results, part: str, columns: dict[str, Callable[[str], str]], rows: Iterable[tuple[str, int]]) -> str:
+def _grid(
+    results: Results, part: str, columns: dict[str, Callable[[str], str]], rows: Iterable[tuple[str, int]]
+) -> str:
     """One line a measure, one column a variant; `columns` makes a name of a measure."""
     lines = []
     for name, digits in rows:
         summaries = [results.get(f"{part}/{full(name)}") for full in columns.values()]
         if any(summaries):
-            lines.append([name.replace("_", " "), *("-" if s is None else results_lib.cell(s, digits) for s in summaries)])
+            cells = ["-" if summary is None else results_lib.cell(summary, digits) for summary in summaries]
+            lines.append([name.replace("_", " "), *cells])
     return tabulate(lines, headers=["", *columns], tablefmt="github", disable_numparse=True) if lines else ""
 
 
