@@ -37,10 +37,22 @@ class Fault:
     """How requests of some paths are answered while it lasts."""
 
     behaviour: Behaviour
-    paths: tuple[str, ...] = ("/generate",)  # (): all
-    share: float = 1.0  # of these requests, drawn at random
+    paths: tuple[str, ...] = ("/generate",)
+    after: int = 0  # of these requests, the first ones are spared
+    share: float = 1.0  # of the others, drawn at random
     count: int | None = None  # requests that it hits before it is over; None: until it is cleared
+    seen: int = 0
     hits: int = 0
+
+    def strikes(self, path: str, rng: random.Random) -> bool:
+        """Whether this request is hit; counts it."""
+        if path not in self.paths or (self.count is not None and self.hits >= self.count):
+            return False
+        self.seen += 1
+        if self.seen <= self.after or rng.random() >= self.share:
+            return False
+        self.hits += 1
+        return True
 
 
 def respond(answer: Answer) -> web.Response:
@@ -181,9 +193,11 @@ class FaultyServer:
         """Where it listens, or listened."""
         return f"http://127.0.0.1:{self.port}"
 
-    def fail(self, behaviour: Behaviour, *paths: str, share: float = 1.0, count: int | None = None) -> Fault:
-        """Has a fault from now on; of several that fit a request, the newest one counts."""
-        fault = Fault(behaviour, paths or ("/generate",), share, count)
+    def fail(
+        self, behaviour: Behaviour, *paths: str, after: int = 0, share: float = 1.0, count: int | None = None
+    ) -> Fault:
+        """Has a fault from now on, of /generate if no paths are given; of several that fit, the newest one counts."""
+        fault = Fault(behaviour, paths or ("/generate",), after, share, count)
         self.faults.append(fault)
         return fault
 
@@ -229,12 +243,7 @@ class FaultyServer:
             self.in_flight -= 1
 
     def _fault(self, path: str) -> Fault | None:
-        for fault in reversed(self.faults):
-            fits = not fault.paths or path in fault.paths
-            if fits and (fault.count is None or fault.hits < fault.count) and self._rng.random() < fault.share:
-                fault.hits += 1
-                return fault
-        return None
+        return next((fault for fault in reversed(self.faults) if fault.strikes(path, self._rng)), None)
 
 
 class InThread:
