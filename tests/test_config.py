@@ -12,6 +12,7 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
+from configs import sglang as sglang_example
 from trace_jax import config as config_lib
 from trace_jax import config_checks
 from trace_jax import main as main_lib
@@ -21,6 +22,7 @@ from trace_jax.config import ConfigError, RunConfig
 pytestmark = pytest.mark.filterwarnings(r"ignore:the load_module\(\) method is deprecated:DeprecationWarning")
 ROOT = Path(__file__).parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
+SGLANG = str(ROOT / "configs" / "sglang.py")
 
 
 def leaves(value, name=""):
@@ -88,6 +90,23 @@ def test_every_field_can_be_set_by_a_flag():
     got = dict(leaves(from_flags(*(f"--config.{name}={text(value)}" for name, value in want.items()))))
     assert got == want
     assert {name: type(value) for name, value in got.items()} == {name: type(value) for name, value in want.items()}
+
+
+@pytest.mark.parametrize("devices", ["separate", "shared"])
+def test_the_examples_of_servers_work(devices):
+    values, argv = flags.FlagValues(), ["prog", f"--config={SGLANG}:{devices}", "--config.sglang.urls=http://a:1"]
+    holder = config_flags.DEFINE_config_file("config", None, "", flag_values=values, sys_argv=argv)
+    values(argv)
+    config = config_checks.check(config_lib.parse(holder.value))
+    assert config.engine == "sglang" and config.sglang.urls == "http://a:1" and config.devices.visible == "0"
+    assert config_lib.corrects(config) and config.arithmetic == from_flags().arithmetic
+    # servers that sample while the policy trains cannot give their memory back meanwhile
+    assert (config.overlap, config.sglang.release_memory) == ((True, False) if devices == "separate" else (False, True))
+
+
+def test_an_example_that_is_none():
+    with pytest.raises(ConfigError, match="configs/sglang.py:both is none of its examples; take :separate or :shared"):
+        sglang_example.get_config("both")
 
 
 def test_flags_without_an_equals_sign_and_numbers_as_integers():

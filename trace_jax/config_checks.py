@@ -78,10 +78,10 @@ def _ranges(config: RunConfig) -> Iterable[str]:
             "local.slots", "local.cache_rows", "local.prefill_rows", "local.prefill_chunk", "local.decode_steps",
             "sglang.attempts", "eval.prompts", "eval.samples", "checkpoint.keep", "loss.epochs",
             "loss.mini_batches", "loss.micro_rows", "loss.logit_chunk", "predictor.epochs", "predictor.batch_rows",
-            "predictor.warmup_rollouts", "predictor.replay_steps", "predictor.oracle_rollouts", "predictor.oracle_continuations",
-            "predictor.hidden_size", "predictor.num_layers", "predictor.num_heads", "predictor.mlp_size",
-            "warm_start.demonstrations", "warm_start.distinct", "warm_start.micro_rows", "mesh.data", "mesh.fsdp",
-            "mesh.tensor"),
+            "predictor.warmup_rollouts", "predictor.replay_steps", "predictor.oracle_rollouts",
+            "predictor.oracle_continuations", "predictor.hidden_size", "predictor.num_layers", "predictor.num_heads",
+            "predictor.mlp_size", "warm_start.demonstrations", "warm_start.distinct", "warm_start.micro_rows", "mesh.data",
+            "mesh.fsdp", "mesh.tensor"),
         2: ("budget.roots", "budget.rollouts_per_prompt", "model.context_length"),
     }  # fmt: skip
     for limit, names in at_least.items():
@@ -89,8 +89,8 @@ def _ranges(config: RunConfig) -> Iterable[str]:
             if _get(config, name) < limit:
                 yield f"config.{name} is {_get(config, name)}, must be at least {limit}"
     for name in ("sampling.temperature", "optimizer.eps", "optimizer.clip_norm", "model.rope_theta", "lora.alpha",
-                 "loss.tis_cap", "loss.max_logprob_gap",
-                 "sglang.request_timeout", "sglang.update_timeout", "sglang.outage_timeout"):  # fmt: skip
+                 "loss.tis_cap", "loss.max_logprob_gap", "sglang.request_timeout", "sglang.update_timeout",
+                 "sglang.outage_timeout"):  # fmt: skip
         if not _get(config, name) > 0:
             yield f"config.{name} is {_get(config, name)}, must be above 0"
     for name in ("sampling.deadline", "optimizer.max_update_norm", "predictor.max_tokens"):
