@@ -79,9 +79,9 @@ def _ranges(config: RunConfig) -> Iterable[str]:
             "sglang.attempts", "eval.prompts", "eval.samples", "checkpoint.keep", "loss.epochs",
             "loss.mini_batches", "loss.micro_rows", "loss.logit_chunk", "predictor.epochs", "predictor.batch_rows",
             "predictor.warmup_rollouts", "predictor.replay_steps", "predictor.oracle_rollouts",
-            "predictor.oracle_continuations", "predictor.hidden_size", "predictor.num_layers", "predictor.num_heads",
-            "predictor.mlp_size", "warm_start.demonstrations", "warm_start.distinct", "warm_start.micro_rows", "mesh.data",
-            "mesh.fsdp", "mesh.tensor"),
+            "predictor.oracle_continuations", "predictor.hidden_size", "predictor.num_layers",
+            "predictor.num_heads", "predictor.mlp_size", "warm_start.demonstrations", "warm_start.distinct",
+            "warm_start.micro_rows", "mesh.data", "mesh.fsdp", "mesh.tensor"),
         2: ("budget.roots", "budget.rollouts_per_prompt", "model.context_length"),
     }  # fmt: skip
     for limit, names in at_least.items():
