@@ -42,6 +42,7 @@ def test_a_server_on_two_gpus_that_shares_them_with_the_trainer():
         "PATH": "/bin",
         "CUDA_VISIBLE_DEVICES": "4,5",
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "false",
+        "SGLANG_TIMEOUT_KEEP_ALIVE": "3600",
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
     }
 
@@ -63,6 +64,7 @@ def test_a_server_on_the_cpu():
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "false",
+        "SGLANG_TIMEOUT_KEEP_ALIVE": "3600",
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
     }
     assert (command.SHIM / "sitecustomize.py").is_file() and (command.SHIM / "sgl_kernel.py").is_file()

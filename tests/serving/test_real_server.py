@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import time
 import urllib.error
 
 import numpy as np
@@ -36,6 +39,17 @@ def test_a_second_turn_comes_from_the_cache(sglang_server):
     history = PROMPT + first["output_ids"]
     second = generate(sglang_server, [*history, 3, 4], 4)
     assert second["meta_info"]["cached_tokens"] == len(history) - 1
+
+
+def test_an_idle_connection_stays_open(sglang_server):
+    """Longer than the 5 seconds after which SGLang would close it by itself."""
+    host, port = sglang_server.url.removeprefix("http://").split(":")
+    with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=60)) as connection:
+        for pause in (0, 7):
+            time.sleep(pause)
+            connection.request("GET", "/health")
+            reply = connection.getresponse()
+            assert reply.status == 200 and reply.read() == b""
 
 
 def test_log_probs_are_of_the_tempered_distribution(sglang_server):

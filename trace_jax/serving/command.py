@@ -14,6 +14,9 @@ SHIM = Path(__file__).parent / "cpu" / "shim"
 # Of 0.5.23: a request fits if its prompt has fewer than context - 6 tokens, and prompt and answer together at most
 # context - 2. Eight more than an episode's tokens leave room for a last turn on a full history.
 SPARE_CONTEXT = 8
+# Clients keep idle connections to use them again. A server that closes them first, as SGLang does after 5 seconds, fails
+# the request that has just been sent on one.
+_KEEP_ALIVE = 3600  # seconds
 _CPU_CACHE_TOKENS = 16384  # by default a CPU server would take 12 GB for its cache
 _CPU_REQUESTS = 64
 
@@ -117,6 +120,7 @@ def environment(spec: ServerSpec, inherited: Mapping[str, str]) -> dict[str, str
     """The server's environment variables, from those of the launcher."""
     result = {name: value for name, value in inherited.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     result["SGLANG_RETURN_ORIGINAL_LOGPROB"] = "false"  # the trainer scores logits / T, so the server must too
+    result["SGLANG_TIMEOUT_KEEP_ALIVE"] = str(_KEEP_ALIVE)
     if spec.context_length is not None:
         # A model folder may name exactly the context; the spare tokens of it are never computed.
         result["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
