@@ -2,8 +2,8 @@
 
     python -m experiments.sglang_cpu.client
 
-The server (`client_server`, in a process of its own) answers after 1 s, so 512 requests/s are ideal. Every request has a
-history of 600 tokens and gets 16 tokens with log-probs. Beside it the same with a server that answers at once: how many
+The server (`client_server`, in a process of its own) answers after 1 s, so 512 requests/s are ideal. Every request has
+a history of 600 tokens and gets 16 tokens with log-probs. Beside it the same with a server that answers at once: how many
 requests/s the client can do at all; and the server alone, asked by a client that does nothing but write and read bytes.
 Medians go to raw/client.json.
 """
@@ -56,9 +56,8 @@ def server(delay: float) -> Iterator[str]:
 def request(index: int) -> GenerateRequest:
     """A turn of an episode late enough to have a long history."""
     tokens = np.random.default_rng(index).integers(0, VOCABULARY, PROMPT, dtype=np.int32)
-    return GenerateRequest(
-        tokens, max_new_tokens=256, temperature=1.0, stop_ids=(7,), key=(index,), salt="0", group=str(index // PER_PROMPT)
-    )
+    group = str(index // PER_PROMPT)
+    return GenerateRequest(tokens, max_new_tokens=256, temperature=1.0, stop_ids=(7,), key=(index,), group=group)
 
 
 async def measure(url: str, seconds: float) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Where faults are tried: real servers that can be killed and hung, a proxy before each, and one small step of rollouts."""
+"""Where faults are tried: real servers that can be killed and hung, a proxy before each, one small step of rollouts."""
 
 from __future__ import annotations
 
@@ -92,19 +92,20 @@ def _uniform(uid: str, count: int) -> np.ndarray:
 class Lab:
     """One drill: an engine on some of the servers, through their proxies."""
 
-    def __init__(self, run: Run, servers: Sequence[RealServer], folder: Path, **settings: float):
+    def __init__(self, run: Run, servers: Sequence[RealServer], folder: Path, *, direct: bool = False, **settings: float):
         """
         Args:
           run: whose policy, task and limits are used.
           servers: of this drill.
           folder: for the weights.
+          direct: whether the engine talks to the servers themselves, not to their proxies.
           settings: that differ from `SETTINGS`.
         """
         self.servers, self.proxies = list(servers), [Proxy(server.program.url) for server in servers]
         self.disk_full = False
         self.collected: list[Collected] = []
         self.rollouts = np.zeros(POOL, np.int64)
-        self._run, self._folder = run, folder
+        self._run, self._folder, self._direct = run, folder, direct
         self._settings = dataclasses.replace(SETTINGS, **settings)
         self._params = run.trainer.full_params(run.policy.params)
         self._quarter = asyncio.Event()
@@ -116,7 +117,7 @@ class Lab:
         for proxy in self.proxies:
             await proxy.start()
         self.engine = SglangEngine(
-            [proxy.url for proxy in self.proxies],
+            [proxy.upstream if self._direct else proxy.url for proxy in self.proxies],
             router=None,
             context_length=self._run.limits.context_length,
             vocab_size=self._run.trainer.model.vocab_size,

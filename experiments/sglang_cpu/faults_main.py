@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -61,7 +60,7 @@ def _nothing(proxy: Proxy, thread: InThread) -> None:
     """The fault is in the program."""
 
 
-# name: what to do to the proxy, seconds that the run may need to end after that, the program
+# name: what to do to the proxy, the program
 CASES: dict[str, tuple[Callable[[Proxy, InThread], None], list[str]]] = {
     "run: update refused": (_refuse, ["-m", "trace_jax.main"]),
     "run: no server for longer than the outage's time": (_die, ["-m", "trace_jax.main"]),
@@ -69,23 +68,13 @@ CASES: dict[str, tuple[Callable[[Proxy, InThread], None], list[str]]] = {
 }
 
 
-def run_all(server: RealServer, workdir: Path, only: str = "") -> list[dict[str, Any]]:
-    """A record for each case whose name contains `only`."""
-    rows = []
-    for name in CASES:
-        if only in name:
-            server.start()
-            rows.append(run_case(name, server.program.url, workdir))
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
-
-
-def run_case(name: str, upstream: str, workdir: Path) -> dict[str, Any]:
+def run_case(name: str, server: RealServer, workdir: Path) -> dict[str, Any]:
     """A run that meets the fault in its third step, and the same command again without it."""
     spoil, program = CASES[name]
+    server.start()
     folder = workdir / "faults_main"
     shutil.rmtree(folder, ignore_errors=True)
-    proxy = Proxy(upstream)
+    proxy = Proxy(server.program.url)
     with serving(proxy) as thread:
         flags = _flags(proxy.url, folder, workdir)
         begin = time.monotonic()

@@ -261,6 +261,7 @@ def test_cancellation_leaves_nothing_behind(tmp_path, where):
         results = await asyncio.gather(*work, return_exceptions=True)
         assert all(isinstance(result, asyncio.CancelledError) for result in results), results
         assert sum(server.in_flight for server in engine._pool.servers) == 0
+        assert not server.paused
         if generates:
             server.faults.clear()
             if where == "outage":

@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 
-from experiments.sglang_cpu import faults, faults_lab
+from experiments.sglang_cpu import faults, faults_lab, faults_main
 from experiments.sglang_cpu.faults_lab import Lab, record
 from tests import sglang_faults as behaviour
 from tests import tiny_run
@@ -116,3 +116,22 @@ def test_random_values_are_the_same_in_every_run():
     first, second = (asyncio.run(faults_lab.RandomPredictor().score_anchors(tree, np.arange(5))) for _ in range(2))
     assert first.tolist() == second.tolist() and len(set(first.tolist())) == 5
     assert first.min() >= 0.05 and first.max() <= 0.95
+
+
+def test_records_are_kept_by_fault_and_odd_ones_are_named(tmp_path):
+    good = {"fault": "a", "outcome": "completed", "expected": "completed", "leaves_lost": 0, "units_lost": 0.0}
+    path = tmp_path / "raw" / "faults.json"
+    records = faults.Records(path)
+    for row in (good, good | {"fault": "b", "leaves_lost": 1}, good | {"fault": "c", "outcome": "slow"}):
+        records.add(row)
+    assert records.odd() == ["b", "c"]
+    again = faults.Records(path)
+    again.add(good | {"fault": "b"})
+    assert again.odd() == ["c"] and list(faults.Records(path).rows) == ["a", "b", "c"]
+
+
+def test_every_fault_that_is_promised_has_a_case():
+    names = " ".join([*faults.CASES, *faults_main.CASES])
+    for word in ("killed", "hanging", "slow (2 s", "500", "truncated JSON", "refused at the start", "never up"):
+        assert word in names
+    assert "update refused" in names and "out of disk" in names
