@@ -52,7 +52,7 @@ def test_a_server_on_the_cpu():
     assert " ".join(command.arguments(spec)[5:]) == (
         "--host 127.0.0.1 --port 30000 --tp-size 1 --log-level-http warning --context-length 136 --dtype float32 "
         "--random-seed 0 --device cpu --attention-backend torch_native --sampling-backend pytorch "
-        "--max-total-tokens 16384 --max-running-requests 64 --disable-overlap-schedule --sleep-on-idle"
+        "--max-total-tokens 32768 --max-running-requests 64 --disable-overlap-schedule --sleep-on-idle"
     )
     environment = command.environment(spec, {"PYTHONPATH": "/mine", "PYTHONHOME": "/py", "HOME": "/root"})
     assert environment == {

@@ -14,10 +14,10 @@ SHIM = Path(__file__).parent / "cpu" / "shim"
 # Of 0.5.23: a request fits if its prompt has fewer than context - 6 tokens, and prompt and answer together at most
 # context - 2. Eight more than an episode's tokens leave room for a last turn on a full history.
 SPARE_CONTEXT = 8
-# Clients keep idle connections to use them again. A server that closes them first, as SGLang does after 5 seconds, fails
-# the request that has just been sent on one.
+# Clients keep idle connections to use them again. A server that closes them first, as SGLang does after 5 seconds,
+# fails the request that has just been sent on one.
 _KEEP_ALIVE = 3600  # seconds
-_CPU_CACHE_TOKENS = 16384  # by default a CPU server would take 12 GB for its cache
+_CPU_CACHE_TOKENS = 32768  # 50 MB for the quickstart policy, 1.5 GB for SmolLM2; by default it would take 12 GB
 _CPU_REQUESTS = 64
 
 
