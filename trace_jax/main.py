@@ -6,12 +6,13 @@ workdir holds a checkpoint goes on from it. SIGTERM or Ctrl-C saves and exits wi
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_flags
+
+from trace_jax import flag_problems
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Path of a config file, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: metrics, checkpoints, warm start.")
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> None:
     try:
         config = config_checks.check(config_lib.parse(_CONFIG.value))
     except (config_lib.ConfigError, OSError) as error:  # OSError: a config file that is not there
-        _fail(_last_line(error))
+        _fail(flag_problems.last_line(error))
     from trace_jax import run  # imports jax: after the settings, so that --help and mistakes are fast
     from trace_jax.engines.base import EngineDown
     from trace_jax.train.checkpoint import CheckpointError
@@ -57,27 +58,8 @@ def entry() -> None:
 def _parse(argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
-    except AttributeError as error:  # of ml_collections: a field that is not there, by flag or in the config file
-        problem = _unknown_field(str(error), argv)
-    except (flags.Error, KeyError, TypeError, ValueError, OSError, SyntaxError) as error:
-        problem = _last_line(error)
-    _fail(problem)
-
-
-def _unknown_field(text: str, argv: list[str]) -> str:
-    """One line for `'NAME'`, or `Key "NAME" does not exist ...`, with the flag that gave the name."""
-    found = re.match(r"\W*(?:Key \W)?(\w+)\\?['\"]", text)
-    if found is None:
-        return f"config file: {text}"
-    name = found[1]
-    given = next((arg for arg in argv if name in arg.split("=")[0].split(".")), name)
-    similar = re.search(r'Did you mean "(\w+)"', text)
-    hint = f"did you mean {similar[1]}?" if similar else "trace_jax/config.py lists them all"
-    return f"{given.split('=')[0]} is not a setting; {hint}"
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+    except flag_problems.FLAG_ERRORS as error:
+        _fail(flag_problems.problem(error, argv))
 
 
 if __name__ == "__main__":

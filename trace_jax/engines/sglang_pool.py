@@ -23,6 +23,7 @@ OVERLOAD, SLACK = 2.0, 64  # a group moves where its server has more than OVERLO
 STRIKES = 3  # failed tries in a row after which a server is taken out; no connection takes it out at once
 HEARTBEAT = 5.0  # seconds between looks at servers that owe an answer
 RETRY_FIRST, RETRY_MOST = 0.5, 15.0  # seconds between tries to bring a server back
+_KEEP_ALIVE = 4.0  # seconds of an idle connection: SGLang closes its own after 5, and a request must not meet that
 FAILURES = (Unreachable, Refused, BadReply)
 
 _log = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class Pool:
 
         Raises EngineDown where none does in time, or where one cannot hold requests of `input_tokens` tokens.
         """
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE)
+        self._session = aiohttp.ClientSession(connector=connector)
         for server in self._all():
             server.session = self._session
         if not any(await _all_or_error(self._meet(server, input_tokens) for server in self.servers)):
@@ -89,7 +91,7 @@ class Pool:
     async def update(self, target: Target) -> None:
         """Serves `target` everywhere at once. Returns when every server has it or is out of rotation.
 
-        Raises EngineDown where every server refused, or none came back in time.
+        Raises EngineDown where every server refused for good, or none came back in time.
         """
         self._target = target
         self._homes.clear()
@@ -98,7 +100,7 @@ class Pool:
             server.ready = False
         self._note()
         results = await _all_or_error(self._try_to_bring(server) for server in fresh)
-        refused = [error for error in results if isinstance(error, (Refused, BadReply))]
+        refused = [e for e in results if isinstance(e, BadReply) or (isinstance(e, Refused) and e.for_good)]
         if refused and len(refused) == len(self.servers):
             raise EngineDown(f"no server took the weights of version {target.version}; {refused[0]}")
         await self.serving()
