@@ -32,7 +32,7 @@ POOL, ROOTS, CONTINUATIONS, CONCURRENCY = 16, 32, 2, 64
 SETTINGS = Settings(
     request_timeout=60.0, attempts=6, update_timeout=60.0, outage_timeout=60.0, release_memory=False
 )  # the defaults of the config but for shorter waits
-_START_TIMEOUT = 300.0  # seconds
+_START_TIMEOUT, _CLOSING = 300.0, 30.0  # seconds
 
 
 class RealServer:
@@ -56,7 +56,15 @@ class RealServer:
         """Starts it if it does not run, and waits until it is healthy."""
         if self._process is not None and self._process.exit_status is None:
             return
-        self._process = process.ServerProcess(self.program)
+        end = time.monotonic() + _CLOSING
+        while True:
+            try:
+                self._process = process.ServerProcess(self.program)
+                break
+            except process.ServerError:  # the port of one that was killed just now is still closing
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.2)
         process.wait_until_healthy(self._process, _START_TIMEOUT)
 
     def kill(self) -> None:
@@ -149,15 +157,13 @@ class Lab:
 
     async def step(self, beside: Callable[[Lab], Awaitable[None]] | None = None) -> None:
         """A step's rollouts; `beside` runs at the same time."""
-        other = asyncio.create_task(beside(self)) if beside else None
         try:
-            await self._collect()
-            if other:
-                await other
-        finally:
-            if other:
-                other.cancel()
-                await asyncio.gather(other, return_exceptions=True)
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._collect())
+                if beside:
+                    both.create_task(beside(self))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
     async def _collect(self) -> None:
         strategy = Trace(root_budget=ROOTS, continuations_per_root=CONTINUATIONS)
