@@ -179,6 +179,21 @@ def test_no_connection_takes_a_server_out_at_once(tmp_path):
         assert run(tmp_path / str(tries), test, server, other) == tries
 
 
+def test_a_few_errors_among_many_requests_take_no_server_out(tmp_path):
+    """64 in flight, every tenth fails at once while the others take their time: the first answers are all errors."""
+    server = StandIn(delay=0.1)
+
+    async def test(engine):
+        await engine.set_weights("w", 0)
+        for _ in range(5):
+            server.fail(faults.status(500), share=0.5, count=6)
+            await asyncio.gather(*(engine.generate(request(group=str(i))) for i in range(64)))
+        return engine.stats()
+
+    stats = run(tmp_path, test, server)
+    assert stats["retries"] == 30 and stats["server_losses"] == stats["gave_up"] == 0
+
+
 def _by_url(engine, url):
     return next(server for server in engine._pool.servers if server.url == url)
 

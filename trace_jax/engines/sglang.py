@@ -120,6 +120,7 @@ class SglangEngine:
 
     async def _once(self, server: Server, body: bytes, request: GenerateRequest) -> Generation:
         """One try. Raises _Again or EngineError."""
+        sent = asyncio.get_running_loop().time()
         try:
             reply = await server.generate(body, self._settings.request_timeout)
             generation = wire.read_generation(
@@ -132,16 +133,16 @@ class SglangEngine:
             raise _Again(f"{server.url}: {error}") from error
         except wire.BadReply as error:
             self._counts["bad_replies"] += 1
-            self._pool.failed(server, error)
+            self._pool.failed(server, error, sent)
             raise _Again(f"{server.url}: {error}") from error
         except Refused as error:
             if error.for_good:
                 raise EngineError(f"a request was refused: {error}") from error
             if error.status not in _BUSY:
-                self._pool.failed(server, error)
+                self._pool.failed(server, error, sent)
             raise _Again(str(error)) from error
         except Unreachable as error:
-            self._pool.failed(server, error)
+            self._pool.failed(server, error, sent)
             raise _Again(str(error)) from error
         server.failures = 0
         return generation

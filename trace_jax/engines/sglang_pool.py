@@ -20,7 +20,7 @@ from trace_jax.engines.sglang_server import NoConnection, Refused, Server, Targe
 from trace_jax.engines.sglang_wire import BadReply
 
 OVERLOAD, SLACK = 2.0, 64  # a group moves where its server has more than OVERLOAD * least + SLACK requests in flight
-STRIKES = 3  # failed tries in a row after which a server is taken out; no connection takes it out at once
+STRIKES = 3  # failed tries, each sent after the one before, that take a server out; no connection does at once
 HEARTBEAT = 5.0  # seconds between looks at servers that owe an answer
 RETRY_FIRST, RETRY_MOST = 0.5, 15.0  # seconds between tries to bring a server back
 _KEEP_ALIVE = 4.0  # seconds of an idle connection: SGLang closes its own after 5, and a request must not meet that
@@ -149,9 +149,15 @@ class Pool:
             self._homes[group] = home = least
         return home
 
-    def failed(self, server: Server, error: Exception) -> None:
-        """Books a try that failed; too many of them, or no connection, take the server out."""
-        server.failures += 1
+    def failed(self, server: Server, error: Exception, sent: float) -> None:
+        """Books a try that failed, sent at that time of the loop; too many, or no connection, take the server out.
+
+        What was on its way when another try failed does not count: errors come back sooner than tokens, so of many
+        requests at once a few that fail are the first to be heard of.
+        """
+        if sent < server.failed_at and not isinstance(error, NoConnection):
+            return
+        server.failures, server.failed_at = server.failures + 1, asyncio.get_running_loop().time()
         if server.ready and (server.failures >= STRIKES or isinstance(error, NoConnection)):
             self.lose(server, f"{server.failures} tries failed, the last: {error}")
 

@@ -62,7 +62,8 @@ class Server:
         self.reason = "not asked yet"
         self.released = False  # its device memory is given back
         self._loaded = ""  # the version that it was last given
-        self.failures = 0  # tries that failed since the last one that did not
+        self.failures = 0  # tries that failed since the last one that did not; see `Pool.failed`
+        self.failed_at = 0.0  # time of the loop
         self.bringing = asyncio.Lock()  # one change of weights at a time
         self.session: aiohttp.ClientSession | None = None
         self._calls: set[asyncio.Task] = set()
