@@ -29,7 +29,7 @@ class StandIn(FaultyServer):
         """
         super().__init__(seed=seed)
         self.vocab_size, self.input_limit, self.delay = vocab_size, input_limit, delay
-        self.version, self.loaded = START_VERSION, ""  # `loaded`: content of the folder
+        self.version, self.loaded, self.model_path = START_VERSION, "", "start"  # `loaded`: content of the folder
         self.released = False
         self.generated: list[dict[str, Any]] = []  # replies to /generate
         self._running = asyncio.Event()
@@ -39,7 +39,7 @@ class StandIn(FaultyServer):
 
     def restart(self) -> None:
         """Forgets what a process that ends forgets; it may still be listening."""
-        self.version, self.loaded, self.released = START_VERSION, "", False
+        self.version, self.loaded, self.model_path, self.released = START_VERSION, "", "start", False
         self._cache.clear()
         self._running.set()
 
@@ -53,7 +53,7 @@ class StandIn(FaultyServer):
         answers = {
             "/health": self._health,
             "/server_info": lambda _: _json({"max_req_input_len": self.input_limit}),
-            "/model_info": lambda _: _json({"weight_version": self.version, "model_type": "qwen3"}),
+            "/model_info": lambda _: _json({"weight_version": self.version, "model_path": self.model_path}),
             "/generate": self._generate,
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
@@ -87,7 +87,7 @@ class StandIn(FaultyServer):
         file = next((folder / name for name in ("weights", "config.json") if (folder / name).is_file()), None)
         if file is None:
             return _json({"success": False, "message": f"Failed to get weights iterator: {folder}"}, 400)
-        self.loaded, self.version = file.read_text(), document["weight_version"]
+        self.loaded, self.version, self.model_path = file.read_text(), document["weight_version"], str(folder)
         return _json({"success": True, "message": "Succeeded to update model weights."})
 
     def _release(self, document: dict[str, Any]) -> Answer:

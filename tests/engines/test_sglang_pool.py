@@ -14,7 +14,8 @@ from tests.sglang_client import CONTEXT, impatient, request, run, until  # noqa:
 from tests.sglang_faults import Answer
 from tests.sglang_stand_in import StandIn
 from trace_jax.engines import sglang_pool
-from trace_jax.engines.base import EngineDown
+from trace_jax.engines.base import EngineDown, EngineError
+from trace_jax.types import Generation
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -58,7 +59,7 @@ def test_a_server_that_dies_in_the_middle_and_is_started_again(tmp_path):
     generations, after, stats = run(tmp_path, test, server)
     assert [generation.weight_version for generation in generations] == [3] * 32
     assert server.version == "3" and server.loaded == "w"
-    after = [path for path in after if path not in ("/health", "/model_info")]
+    after = [path for path in after if path not in ("/health", "/server_info", "/model_info")]
     assert after[:6] == [
         "/continue_generation",  # in case it was left paused
         "/pause_generation",
@@ -354,6 +355,81 @@ def test_a_worker_behind_a_router_with_other_weights_is_found_and_put_right(tmp_
 
     versions, stats = run(tmp_path, test, *workers, router=Router(*workers))
     assert versions == {4} and stats["mixed_versions"] >= 1 and workers[0].loaded == "w"
+
+
+def test_a_router_that_fails_is_gone_round(tmp_path):
+    """It has no worker, or sends what shares a prefix to a bad one again: the second try goes straight to a worker."""
+    worker = StandIn(seed=2)
+    router = Router(worker)
+
+    async def test(engine):
+        await engine.set_weights("w", 4)
+        router.fail(faults.status(503))
+        generation = await engine.generate(request())
+        return generation.weight_version, engine.stats()["retries"]
+
+    assert run(tmp_path, test, worker, router=router) == (4, 1)
+    assert "/generate" in worker.paths()
+
+
+def test_servers_that_come_back_and_never_answer_end_the_run(tmp_path):
+    """They are well, take weights, and fail every request: not to be tried for ever, nor to be trained on."""
+    server = StandIn()
+
+    async def test(engine):
+        await engine.set_weights("w", 1)
+        server.fail(faults.status(500, "out of luck"))
+        results = await asyncio.gather(
+            *(engine.generate(request(group=str(i))) for i in range(8)), return_exceptions=True
+        )
+        return {type(result) for result in results}, str(results[0])
+
+    types, text = run(tmp_path, test, server, attempts=99)
+    assert types == {EngineDown} and "\n" not in text
+    assert "no SGLang server gives a usable answer, though each came back 3 times" in text and "out of luck" in text
+
+
+def losing(times):
+    """Eight requests, and their server taken out `times` times while they wait for it."""
+
+    async def test(engine):
+        await engine.set_weights("w", 1)
+        server = engine._pool.servers[0]
+        work = [asyncio.create_task(engine.generate(request(group=str(i)))) for i in range(8)]
+        for _ in range(times):
+            await until(lambda: server.in_flight == 8)
+            engine._pool.lose(server, "taken out by hand")
+            await until(lambda: server.in_flight == 0)
+        results = await asyncio.gather(*work, return_exceptions=True)
+        return {type(result) for result in results}, engine.stats()
+
+    return test
+
+
+def test_a_server_that_is_lost_takes_no_try_from_the_requests_on_it(tmp_path):
+    """One attempt each, and every request outlives two deaths of its server; three in a row end the run."""
+    types, stats = run(tmp_path, losing(2), StandIn(delay=0.5), attempts=1)
+    assert types == {Generation} and (stats["gave_up"], stats["server_losses"]) == (0, 2)
+    assert run(tmp_path, losing(3), StandIn(delay=0.5), attempts=1)[0] == {EngineDown}
+
+
+def test_closing_while_a_server_is_brought_back(tmp_path):
+    """The update hangs, and the word to go on fails: closing ends all the same, soon."""
+    server = StandIn()
+
+    async def test(engine):
+        await engine.set_weights("w", 1)
+        server.fail(faults.hang, "/update_weights_from_disk")
+        engine._pool.lose(engine._pool.servers[0], "taken out by hand")
+        await until(lambda: "/update_weights_from_disk" in server.paths()[4:])
+        server.fail(faults.status(500), "/continue_generation")
+        begin = time.monotonic()
+        await engine.close()
+        with pytest.raises(EngineError, match="the engine was closed"):
+            await engine.generate(request())
+        return time.monotonic() - begin
+
+    assert run(tmp_path, test, server) < 2
 
 
 def test_a_router_that_dies_is_waited_for(tmp_path):

@@ -114,6 +114,7 @@ def test_the_calls_of_an_update_in_order(tmp_path):
     for calls in run(tmp_path, test, *servers):
         document = {"model_path": str(tmp_path / "weights" / "version-2"), "weight_version": "2"}
         assert calls == [
+            ("/server_info", {}),
             ("/pause_generation", {"mode": "retract"}),
             ("/update_weights_from_disk", document),
             ("/flush_cache", {}),
@@ -135,7 +136,7 @@ def test_the_same_version_again_only_forgets(tmp_path):
         return calls, await engine.generate(request((3, 4, 5)))
 
     calls, generation = run(tmp_path, test, server)
-    assert calls == ["/flush_cache"] and generation.cached_tokens == 0
+    assert calls == ["/pause_generation", "/flush_cache", "/continue_generation"] and generation.cached_tokens == 0
 
 
 def test_a_flush_that_fails_takes_the_server_out_until_its_cache_is_empty(tmp_path):
@@ -234,6 +235,7 @@ def test_memory_is_given_back_while_training_and_taken_again_first(tmp_path):
         return server.paths()[mark:]
 
     assert run(tmp_path, test, server, release_memory=True) == [
+        "/server_info",
         "/model_info",  # still the process that gave its memory back
         "/resume_memory_occupation",
         "/pause_generation",
@@ -243,6 +245,48 @@ def test_memory_is_given_back_while_training_and_taken_again_first(tmp_path):
         "/model_info",
         "/generate",
     ]
+
+
+def test_nothing_runs_when_memory_is_given_back(tmp_path):
+    """A request that its client left behind would be the server's death; it is aborted, and served again afterwards."""
+    server = StandIn()
+
+    async def test(engine):
+        await engine.set_weights("a", 1)
+        mark = len(server.calls)
+        await engine.release()
+        return server.calls[mark:]
+
+    assert run(tmp_path, test, server, release_memory=True)[:2] == [
+        ("/pause_generation", {"mode": "abort"}),
+        ("/release_memory_occupation", {}),
+    ]
+
+
+def test_a_run_that_ends_in_training_leaves_the_servers_their_memory(tmp_path):
+    """The next run's first update would meet memory that is not there."""
+    server = StandIn()
+
+    async def test(engine):
+        await engine.set_weights("a", 1)
+        await engine.release()
+        await engine.close()
+        return server.released, server.paused
+
+    assert run(tmp_path, test, server, release_memory=True) == (False, False)
+
+
+def test_a_server_of_another_run_is_not_believed(tmp_path):
+    """Both runs are at step 2, so the version says nothing; the folder does."""
+    server = StandIn()
+
+    async def test(engine):
+        await engine.set_weights("a", 1)
+        server.fail(faults.then(lambda document: document.update(model_path="another")), "/model_info")
+        with pytest.raises(EngineDown, match="serves another after an update to .*a server belongs to one run"):
+            await engine.set_weights("b", 2)
+
+    run(tmp_path, test, server)
 
 
 def test_memory_is_kept_where_the_settings_say_nothing(tmp_path):

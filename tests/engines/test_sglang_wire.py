@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from trace_jax.engines import sglang_wire as wire
-from trace_jax.engines.base import EngineError
+from trace_jax.engines.base import EngineDown, EngineError
 from trace_jax.types import GenerateRequest
 
 REQUEST = GenerateRequest(
@@ -134,12 +134,12 @@ def test_stop_text():
     request = dataclasses.replace(REQUEST, stop_ids=(2,), stop_texts=("77",))
     generation = read(TEXT_STOP, request)
     assert generation.tokens.tolist() == [3, 9, 9] and generation.stopped
-    with pytest.raises(EngineError, match="'77'.*model folder"):
+    with pytest.raises(EngineDown, match="'77'.*model folder"):
         read(TEXT_STOP, dataclasses.replace(request, stop_texts=("7\n",)))
 
 
 def test_an_end_that_the_request_does_not_name():
-    with pytest.raises(EngineError, match="9.*model folder"):
+    with pytest.raises(EngineDown, match="9.*model folder"):
         read(STOPPED, dataclasses.replace(REQUEST, stop_ids=(2,)))
 
 

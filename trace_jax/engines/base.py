@@ -31,7 +31,8 @@ class Engine(Protocol):
     async def generate(self, request: GenerateRequest) -> Generation:
         """Samples until a stop id, `max_new_tokens` or the context's end; the stop id is kept.
 
-        Must tolerate cancellation at any await. Raises `EngineError` when it gives up on this request.
+        Must tolerate cancellation at any await. Raises `EngineError` when it gives up on this request, and
+        `EngineDown` when nothing can be sampled any more.
         """
         ...
 

@@ -5,17 +5,18 @@ that holds their prefixes (`sglang_pool`); weights go through a model folder tha
 (`weight_folders`, `sglang_server`). What a request draws depends on the servers' own random state: a run is
 reproducible in distribution only.
 
-A try that fails (no connection, a hang, HTTP 429 or 5xx, a reply that does not add up, other weights) is repeated with
-back-off and jitter, on another server where there is one. After `attempts` tries the request raises `EngineError`, and
-its episode ends with that label. Where no server is left, requests wait for one to come back; after `outage_timeout`
-the run ends with `EngineDown`.
+A try that fails (no connection, a hang, HTTP 5xx, a reply that does not add up, other weights) is repeated with back-off
+and jitter, on another server where there is one. After `attempts` tries the request raises `EngineError`, and its episode
+ends with that label. A busy server (429, 503) and one that is lost with the request on it cost no try. Where no server is
+left, requests wait for one to come back; after `outage_timeout` the run ends with `EngineDown`, and so it does where
+servers come back again and again without one good reply.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ import tenacity
 from trace_jax.engines import sglang_wire as wire
 from trace_jax.engines.base import EngineDown, EngineError
 from trace_jax.engines.sglang_pool import Pool
-from trace_jax.engines.sglang_server import Refused, Server, Target, Unreachable
+from trace_jax.engines.sglang_server import Lost, Refused, Server, Target, Unreachable
 from trace_jax.engines.weight_folders import WeightFolders
 from trace_jax.types import GenerateRequest, Generation
 
@@ -45,7 +46,11 @@ class Settings:
 
 
 class _Again(Exception):
-    """This try failed in a way that another one may not."""
+    """This try failed in a way that another one may not. It `counts` where the request may be what is wrong."""
+
+    def __init__(self, error: Exception | str, *, counts: bool = True):
+        super().__init__(str(error))
+        self.counts = counts
 
 
 class SglangEngine:
@@ -81,8 +86,9 @@ class SglangEngine:
         )
         self._target: Target | None = None
         self._writing: asyncio.Task | None = None
+        self._loading = False
         self._trunk = _NO_TOKENS
-        self._released = self._opened = False
+        self._released = self._opened = self._closed = False
         self._counts = {"retries": 0, "bad_replies": 0, "mixed_versions": 0, "gave_up": 0}
 
     def stats(self) -> dict[str, float]:
@@ -93,6 +99,8 @@ class SglangEngine:
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """See `engines.base.Engine`; also raises EngineDown."""
+        if self._closed:
+            raise EngineError("the engine was closed")
         if self.version is None:
             raise EngineError("the engine has no weights; call set_weights first")
         wire.check_request(request, context_length=self.context_length, vocab_size=self._vocab_size)
@@ -102,7 +110,7 @@ class SglangEngine:
         settings, avoid = self._settings, None
         body = wire.generate_body(request, context_length=self.context_length, salt=request.salt or str(self.version))
         tries = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(settings.attempts),
+            stop=_enough(settings),
             wait=tenacity.wait_random_exponential(settings.retry_wait, max=30),
             retry=tenacity.retry_if_exception_type(_Again),
             before_sleep=self._count_retry,
@@ -115,7 +123,10 @@ class SglangEngine:
         except tenacity.RetryError as error:
             self._counts["gave_up"] += 1
             last = error.last_attempt.exception()
-            raise EngineError(f"gave up after {settings.attempts} tries, the last: {last}") from last
+            raise EngineError(
+                f"gave up after {error.last_attempt.attempt_number} tries (config.sglang.attempts is "
+                f"{settings.attempts}), the last: {last}"
+            ) from last
         raise AssertionError("unreachable: the loop above returns or raises")
 
     async def _once(self, server: Server, body: bytes, request: GenerateRequest) -> Generation:
@@ -140,17 +151,19 @@ class SglangEngine:
                 raise EngineError(f"a request was refused: {error}") from error
             if error.status not in _BUSY:
                 self._pool.failed(server, error, sent)
-            raise _Again(str(error)) from error
+            raise _Again(error, counts=error.status not in _BUSY) from error
+        except Lost as error:
+            raise _Again(error, counts=False) from error
         except Unreachable as error:
             self._pool.failed(server, error, sent)
-            raise _Again(str(error)) from error
-        server.failures = 0
+            raise _Again(error) from error
+        server.replied()
         return generation
 
     async def _stale(self, server: Server, error: wire.MixedVersions) -> None:
         """A server that has other weights than it should (it was restarted, say) is out until it has the right ones."""
         if server is not self._pool.router:
-            if str(self.version) not in error.found:  # else only this request spans a change of weights
+            if server.ready and str(self.version) not in error.found:  # else it spans a change of weights
                 self._pool.lose(server, str(error))
             return
 
@@ -189,8 +202,13 @@ class SglangEngine:
                 "or choose another folder (config.sglang.weights_folder), then the same command goes on"
             ) from error
         self.version, self._trunk, self._released = version, _NO_TOKENS, False
-        self._target = Target(folder, version)
-        await self._pool.update(self._target)
+        self._target, self._loading = Target(folder, version), True
+        try:
+            await self._pool.update(self._target)
+        except EngineDown:
+            self._loading = False
+            raise
+        self._loading = False
 
     async def preload(self, tokens: np.ndarray) -> None:
         """See `engines.base.Engine`: every server computes `tokens`, in the name space of the present version."""
@@ -218,8 +236,26 @@ class SglangEngine:
             self._released = True
 
     async def close(self) -> None:
-        """Ends the connections and removes the weight folders; the servers go on running."""
+        """Ends the connections and removes the weight folders; the servers go on running.
+
+        A folder that a server may be reading at this moment stays until the next run in this workdir.
+        """
+        self._closed = True
         await self._pool.close()
         if self._writing is not None:  # a thread goes on when its caller is cancelled
             await asyncio.gather(self._writing, return_exceptions=True)
-        self._weights.clear()
+        if not self._loading:
+            self._weights.clear()
+
+
+def _enough(settings: Settings) -> Callable[[tenacity.RetryCallState], bool]:
+    """Ends the tries of one request: after `attempts` that count, or `outage_timeout` seconds of those that do not."""
+    counted = 0
+
+    def enough(state: tenacity.RetryCallState) -> bool:
+        nonlocal counted
+        counts = state.outcome.exception().counts
+        counted += counts
+        return counted >= settings.attempts or (not counts and state.seconds_since_start > settings.outage_timeout)
+
+    return enough

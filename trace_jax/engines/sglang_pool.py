@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from trace_jax.engines.base import EngineDown
-from trace_jax.engines.sglang_server import NoConnection, Refused, Server, Target, Unreachable
+from trace_jax.engines.sglang_server import NoConnection, Refused, Server, Target, TooShort, Unreachable
 from trace_jax.engines.sglang_wire import BadReply
 
 OVERLOAD, SLACK = 2.0, 64  # a group moves where its server has more than OVERLOAD * least + SLACK requests in flight
@@ -24,7 +24,7 @@ STRIKES = 3  # failed tries, each sent after the one before, that take a server 
 HEARTBEAT = 5.0  # seconds between looks at servers that owe an answer
 RETRY_FIRST, RETRY_MOST = 0.5, 15.0  # seconds between tries to bring a server back
 _KEEP_ALIVE = 4.0  # seconds of an idle connection: SGLang closes its own after 5, and a request must not meet that
-FAILURES = (Unreachable, Refused, BadReply)
+FAILURES = (Unreachable, Refused, BadReply, TooShort)
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -51,6 +51,8 @@ class Pool:
         self._serving = asyncio.Event()  # some server is in rotation
         self._tasks: dict[str, asyncio.Task] = {}  # by URL: the one that brings a server back; "": the heartbeat
         self._session: aiohttp.ClientSession | None = None
+        self._input_tokens = 0
+        self._closed = False
 
     async def open(self, input_tokens: int) -> None:
         """Waits until every server answers, or some do and the time is up.
@@ -61,32 +63,31 @@ class Pool:
         self._session = aiohttp.ClientSession(connector=connector)
         for server in self._all():
             server.session = self._session
-        if not any(await _all_or_error(self._meet(server, input_tokens) for server in self.servers)):
+        self._input_tokens = input_tokens
+        if not any(await _all_or_error(self._meet(server) for server in self.servers)):
             raise self._outage()
         self._tasks[""] = asyncio.create_task(self._heartbeat())
 
-    async def _meet(self, server: Server, input_tokens: int) -> bool:
-        """Whether it answered in time."""
+    async def _meet(self, server: Server) -> bool:
+        """Whether it answered in time. Raises EngineDown for one that no waiting would make usable."""
         loop, delay = asyncio.get_running_loop(), RETRY_FIRST
         end, told = loop.time() + self._outage_timeout, False
         while True:
             try:
-                limit = await server.input_limit()
-                break
+                await server.check_context(self._input_tokens)
+                return True
+            except TooShort as error:
+                raise EngineDown(str(error)) from error
             except FAILURES as error:
                 server.reason = str(error)
+                if isinstance(error, Refused) and error.for_good:
+                    raise EngineDown(f"{error}; is this the URL of an SGLang server? (config.sglang.urls)") from error
             if not told:
                 _log.warning("waiting for %s", server.reason)
             told = True
             if loop.time() > end:
                 return False
             delay = await _back_off(delay)
-        if limit < input_tokens:
-            raise EngineDown(
-                f"{server.url} holds requests below {limit} tokens, but an episode has up to {input_tokens}; start it "
-                f"with --context-length {input_tokens + 8} or more, or lower config.model.context_length"
-            )
-        return True
 
     async def update(self, target: Target) -> None:
         """Serves `target` everywhere at once. Returns when every server has it or is out of rotation.
@@ -102,7 +103,11 @@ class Pool:
         results = await _all_or_error(self._try_to_bring(server) for server in fresh)
         refused = [e for e in results if isinstance(e, BadReply) or (isinstance(e, Refused) and e.for_good)]
         if refused and len(refused) == len(self.servers):
-            raise EngineDown(f"no server took the weights of version {target.version}; {refused[0]}")
+            reasons = "; ".join(map(str, refused))
+            raise EngineDown(
+                f"no server took the weights of version {target.version}: {reasons}; start the servers with the model "
+                "folder of this run, and let them see the folder of the weights"
+            )
         await self.serving()
 
     async def each(self, act: Callable[[Server], Awaitable[None]]) -> None:
@@ -132,14 +137,24 @@ class Pool:
     def _outage(self) -> EngineDown:
         reasons = "; ".join(f"{server.url} ({server.reason})" for server in self._all() if not server.ready)
         return EngineDown(
-            f"no SGLang server has answered for {self._outage_timeout:g} s: {reasons}; start it again, then the "
-            "same command goes on"
+            f"no SGLang server has been in rotation for {self._outage_timeout:g} s: {reasons}; start them again, then "
+            "the same command goes on"
         )
 
     async def pick(self, group: str, avoid: Server | None = None) -> Server:
-        """The server for a request of `group`: not `avoid`, if there is another one. Raises EngineDown."""
+        """The server for a request of `group`: not `avoid`, if there is another one.
+
+        With a router it is the router, unless that is to be avoided: it would send the request where it failed before.
+        Raises EngineDown.
+        """
         await self.serving()
-        if self.router is not None:
+        if all(server.futile >= STRIKES for server in self.servers):
+            reasons = "; ".join(f"{server.url} ({server.reason})" for server in self.servers)
+            raise EngineDown(
+                f"no SGLang server gives a usable answer, though each came back {STRIKES} times: {reasons}; look at "
+                "their logs and start them again, then the same command goes on"
+            )
+        if self.router is not None and avoid is not self.router:
             return self.router
         ready = [server for server in self.servers if server.ready]
         others = [server for server in ready if server is not avoid] or ready
@@ -166,17 +181,22 @@ class Pool:
         server.reason, server.ready = reason, False
         self._note()
         server.drop_calls()
-        if server.url not in self._tasks:
+        if server.url not in self._tasks and not self._closed:
+            server.taken_out()
             _log.warning("%s is out of rotation: %s", server.url, reason)
             self.losses += 1
             self._tasks[server.url] = asyncio.create_task(self._bring_back(server))
 
     async def close(self) -> None:
-        """Stops everything in the background; the servers go on running."""
+        """Stops everything in the background; the servers go on running, with the memory that they had."""
+        self._closed = True
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
+        await asyncio.gather(*(server.leave() for server in self.servers))
+        for server in self._all():
+            server.drop_calls()
         if self._session is not None:
             await self._session.close()
 
@@ -193,6 +213,7 @@ class Pool:
                 target = None
                 while target is not self._target:  # newer weights may come while these are loaded
                     target = self._target
+                    await server.check_context(self._input_tokens)
                     await server.load(target, self._update_timeout)
         except FAILURES as error:
             self.lose(server, str(error))
@@ -216,7 +237,7 @@ class Pool:
 
     async def _bring_back(self, server: Server) -> None:
         delay = RETRY_FIRST
-        while not server.ready:
+        while not (server.ready or self._closed):
             delay = await _back_off(delay)
             if await server.awake():
                 await self._try_to_bring(server)
@@ -228,7 +249,8 @@ class Pool:
         """Finds servers that hang: they owe an answer and do not say that they are alive."""
         while True:
             await asyncio.sleep(HEARTBEAT)
-            busy = [server for server in self._all() if server.ready and server.in_flight]
+            routed = self.router is not None and self.router.in_flight > 0  # to whom, only the router knows
+            busy = [server for server in self._all() if server.ready and (server.in_flight or routed)]
             alive = await asyncio.gather(*(server.healthy() for server in busy))
             for server, well in zip(busy, alive, strict=True):
                 if not well and server.ready:

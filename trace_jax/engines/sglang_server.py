@@ -1,6 +1,6 @@
 """One SGLang server: its HTTP calls, each with a deadline, and whether it is in rotation.
 
-This is the one place that talks HTTP. Every failure is one of two: `Unreachable` (nothing came back in time) or
+This is the one place that talks HTTP. Every failure of a call is one of two: `Unreachable` (nothing came back in time) or
 `Refused` (an HTTP error), so that callers never see the HTTP library's own exceptions.
 """
 
@@ -31,6 +31,10 @@ class NoConnection(Unreachable):
     """Nobody listens there."""
 
 
+class Lost(Unreachable):
+    """The server was taken out of rotation while the request waited: no fault of the request's own."""
+
+
 class Refused(Exception):
     """A reply with an HTTP error."""
 
@@ -42,6 +46,10 @@ class Refused(Exception):
     def for_good(self) -> bool:
         """Whether the same request would be refused again, by any server: a client error that is not about load."""
         return 400 <= self.status < 500 and self.status not in (408, 429)
+
+
+class TooShort(Exception):
+    """A server whose context is too short for the run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +72,8 @@ class Server:
         self._loaded = ""  # the version that it was last given
         self.failures = 0  # tries that failed since the last one that did not; see `Pool.failed`
         self.failed_at = 0.0  # time of the loop
+        self.futile = 0  # times in a row that it was taken out without a good reply since it had come back
+        self._proven = False  # whether there was one
         self.bringing = asyncio.Lock()  # one change of weights at a time
         self.session: aiohttp.ClientSession | None = None
         self._calls: set[asyncio.Task] = set()
@@ -82,12 +92,20 @@ class Server:
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():
                 raise
-            raise Unreachable(f"{self.url}: {self.reason}") from None
+            raise Lost(f"{self.url}: {self.reason}") from None
         finally:
             self._calls.discard(call)
 
+    def replied(self) -> None:
+        """Notes a good reply."""
+        self.failures, self.futile, self._proven = 0, 0, True
+
+    def taken_out(self) -> None:
+        """Notes that it is out of rotation from now on."""
+        self.futile, self._proven = 0 if self._proven else self.futile + 1, False
+
     def drop_calls(self) -> None:
-        """All requests that wait for this server raise Unreachable now."""
+        """All requests that wait for this server raise Lost now."""
         for call in self._calls:
             call.cancel()
 
@@ -102,22 +120,31 @@ class Server:
 
     async def awake(self) -> bool:
         """As `healthy`, of a server that an update may have left paused: it samples nothing, so it would never be."""
-        with contextlib.suppress(Unreachable, Refused):
-            await self._control("/continue_generation", {}, _HEALTH)
+        async with self.bringing:
+            with contextlib.suppress(Unreachable, Refused):
+                await self._control("/continue_generation", {}, _HEALTH)
         return await self.healthy()
 
-    async def input_limit(self) -> int:
-        """Tokens that a request must stay below. BadReply where the server does not say."""
+    async def check_context(self, tokens: int) -> None:
+        """Raises TooShort where an episode of `tokens` tokens does not fit, BadReply where the server does not say."""
         info = wire.read_object(await self._ask("GET", "/server_info", None, _CONTROL))
         limit = info.get("max_req_input_len")
         if not isinstance(limit, int):
-            raise wire.BadReply(f"{self.url}: /server_info has max_req_input_len {limit!r}")
-        return limit
+            raise wire.BadReply(
+                f"{self.url}: /server_info has max_req_input_len {limit!r}, must be a number; SGLang 0.5.23 says it"
+            )
+        if limit < tokens:
+            raise TooShort(
+                f"{self.url} holds requests below {limit} tokens, but an episode has up to {tokens}; start it with "
+                f"--context-length {tokens + 8} or more, or lower config.model.context_length"
+            )
 
     async def version(self) -> str:
         """The weight version that it serves."""
-        info = wire.read_object(await self._ask("GET", "/model_info", None, _CONTROL))
-        return str(info.get("weight_version"))
+        return str((await self._model_info()).get("weight_version"))
+
+    async def _model_info(self) -> dict[str, Any]:
+        return wire.read_object(await self._ask("GET", "/model_info", None, _CONTROL))
 
     async def load(self, target: Target, timeout: float) -> None:
         """Serves `target`, verified: loaded, cache empty, version told back, shared beginning computed.
@@ -125,10 +152,7 @@ class Server:
         Paused meanwhile, so that no request is sampled from two sets of weights. Raises Unreachable, Refused, BadReply.
         """
         async with self.bringing:
-            if self.released:
-                if await self.version() == self._loaded:  # else it was started again since; it would die of a resume
-                    await self._control("/resume_memory_occupation", {})
-                self.released = False
+            await self.resume()
             await self._control("/pause_generation", {"mode": "retract"})
             try:
                 document = {"model_path": str(target.folder), "weight_version": str(target.version)}
@@ -136,27 +160,58 @@ class Server:
                 if reply.get("success") is not True:
                     raise wire.BadReply(f"{self.url}: update refused: {wire.one_line(str(reply.get('message')))}")
                 await self._control("/flush_cache", {})
-            finally:
+            except asyncio.CancelledError:
+                with contextlib.suppress(Unreachable, Refused):  # or the cancellation would be lost
+                    await self._control("/continue_generation", {}, _CONNECT)
+                raise
+            except BaseException:
                 await self._control("/continue_generation", {})
-            found = await self.version()
-            if found != str(target.version):
+                raise
+            await self._control("/continue_generation", {})
+            info = await self._model_info()
+            if (found := str(info.get("weight_version"))) != str(target.version):
                 raise wire.BadReply(f"{self.url}: serves version {found} after an update to {target.version}")
+            if (path := str(info.get("model_path"))) != str(target.folder):
+                raise wire.BadReply(
+                    f"{self.url}: serves {path} after an update to {target.folder}; a server belongs to one run"
+                )
             self._loaded = found
             if target.trunk is not None:
                 await self.fill(target.trunk, timeout)
 
     async def forget(self) -> None:
-        """Empties the prefix cache, verified: the server answers with an error while requests are running."""
-        await self._control("/flush_cache", {})
+        """Empties the prefix cache, verified. What a client has left behind is aborted first: nothing may run then."""
+        async with self.bringing:
+            await self._control("/pause_generation", {"mode": "abort"})
+            try:
+                await self._control("/flush_cache", {})
+            finally:
+                await self._control("/continue_generation", {})
 
     async def fill(self, body: bytes, timeout: float) -> None:
         """Computes a shared beginning."""
         await self._ask("POST", "/generate", body, timeout)
 
     async def release(self) -> None:
-        """Gives its device memory back until the next `load`."""
-        await self._control("/release_memory_occupation", {})
-        self.released = True
+        """Gives its device memory back until the next `load`. The server dies of this while a request is running, so
+        what a client has left behind is aborted first; `load` ends the pause."""
+        async with self.bringing:
+            await self._control("/pause_generation", {"mode": "abort"})
+            await self._control("/release_memory_occupation", {})
+            self.released = True
+
+    async def resume(self) -> None:
+        """Takes the memory back that `release` gave away; what is in it is not the weights."""
+        if self.released and await self.version() == self._loaded:  # else it was started again: it would die of this
+            await self._control("/resume_memory_occupation", {})
+        self.released = False
+
+    async def leave(self) -> None:
+        """Leaves a server behind that the next run can use, even if this one ends while its memory is given back."""
+        if self.released:
+            with contextlib.suppress(Unreachable, Refused, wire.BadReply):
+                await self.resume()
+                await self._control("/continue_generation", {})
 
     async def _control(self, path: str, document: dict[str, Any], timeout: float = _CONTROL) -> bytes:
         return await self._ask("POST", path, orjson.dumps(document), timeout)

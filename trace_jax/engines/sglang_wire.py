@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from trace_jax.engines.base import EngineError
+from trace_jax.engines.base import EngineDown, EngineError
 from trace_jax.types import GenerateRequest, Generation
 
 SHOWN = 200  # characters of a reply that an error shows
@@ -35,10 +35,16 @@ def check_request(request: GenerateRequest, *, context_length: int, vocab_size: 
     tokens = request.tokens
     if not 1 <= tokens.shape[0] < context_length:
         size = tokens.shape[0]
-        raise EngineError(f"a request of {size} tokens does not fit the engine's context of {context_length}")
+        raise EngineError(
+            f"a request of {size} tokens does not fit the engine's context of {context_length}; raise "
+            "config.model.context_length"
+        )
     check_ids(tokens, vocab_size)
     if request.max_new_tokens < 1 or request.temperature <= 0:
-        raise EngineError("max_new_tokens must be at least 1 and temperature above 0")
+        raise EngineError(
+            f"max_new_tokens is {request.max_new_tokens} and temperature {request.temperature}; they must be at least 1 "
+            "and above 0"
+        )
 
 
 def check_ids(tokens: np.ndarray, vocab_size: int) -> None:
@@ -120,7 +126,7 @@ def read_generation(body: bytes, request: GenerateRequest, *, version: int, voca
       MixedVersions: any token was sampled from other weights.
       BadReply: aborted, no token, too many tokens, a missing, non-finite or positive log-prob, an id outside the
         vocabulary, or a field that is not there.
-      EngineError: the server ended the turn at an id that the request does not name: its model folder knows other ends.
+      EngineDown: the server ended the turn at an id that the request does not name: its model folder knows other ends.
     """
     reply = read_object(body)
     try:
@@ -183,7 +189,7 @@ def _stopped(finish: dict[str, Any], last: int, request: GenerateRequest) -> boo
         return False
     if isinstance(finish.get("matched"), str) and finish["matched"] in request.stop_texts:
         return True
-    raise EngineError(
+    raise EngineDown(
         f"the server ended a turn at {finish.get('matched')!r}, which is not among the stops {request.stop_ids} "
         f"{request.stop_texts}: its model folder names other ends of text; serve the folder that the run uses"
     )
