@@ -110,10 +110,10 @@ class Lab:
           settings: that differ from `SETTINGS`.
         """
         self.servers, self.proxies = list(servers), [Proxy(server.program.url) for server in servers]
-        self.disk_full = False
+        self.disk_full, self.folder = False, folder
         self.collected: list[Collected] = []
         self.rollouts = np.zeros(POOL, np.int64)
-        self._run, self._folder, self._direct = run, folder, direct
+        self._run, self._direct = run, direct
         self._settings = dataclasses.replace(SETTINGS, **settings)
         self._params = run.trainer.full_params(run.policy.params)
         self._quarter = asyncio.Event()
@@ -130,7 +130,7 @@ class Lab:
             context_length=self._run.limits.context_length,
             vocab_size=self._run.trainer.model.vocab_size,
             sampled_vocab=self._run.trainer.model.vocab_size,
-            weights=WeightFolders(self._folder, self._save),
+            weights=WeightFolders(self.folder, self._save),
             settings=self._settings,
         )
 
@@ -223,7 +223,7 @@ async def record(lab: Lab, name: str, drill: Drill, expected: str, limit: float)
             await drill(lab)
         outcome = "completed"
     except EngineDown as error:
-        outcome, message = "run ends with EngineDown", str(error)
+        outcome, message = "run ends with EngineDown", str(error).replace(str(lab.folder), "WEIGHTS")
     except TimeoutError:
         outcome = f"not over after {limit:g} s"
     seconds, counts, stats = time.monotonic() - begin, lab.counts(), lab.engine.stats()

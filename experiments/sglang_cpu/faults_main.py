@@ -105,7 +105,7 @@ def run_case(name: str, server: RealServer, workdir: Path) -> dict[str, Any]:
         "fault": name,
         "outcome": outcome,
         "expected": "one line, a checkpoint, and the same command goes on",
-        "message": "; ".join(lines),
+        "message": "; ".join(lines).replace(str(folder), "WORKDIR"),
         "seconds": round(seconds, 2),
         "limit_seconds": LIMIT,
         "leaves_expected": expected,
