@@ -36,7 +36,7 @@ EXTRAS = {
     "data": ["tensorflow-datasets>=4.9.10"],  # public data sets for task families that read them; runs without TensorFlow
     "wandb": ["wandb>=0.18"],
     # The server has its own torch, CUDA and pinned transformers: install this extra into an environment of its own.
-    "sglang": ["sglang>=0.5.9"],
+    "sglang": ["sglang>=0.5.23"],
 }
 
 setup(

@@ -5,10 +5,11 @@ Separate devices: the servers have GPUs of their own, and sample the next step's
 python -m trace_jax.launch_sglang --config=configs/sglang.py:separate --workdir=runs/separate --servers=2 --devices=1,2
 python -m trace_jax.main --config=configs/sglang.py:separate --workdir=runs/separate --config.sglang.urls=URLS
 
-Shared devices: trainer and server divide one GPU's memory; the server gives its part back while the policy trains.
+Shared devices: trainer and server take turns on one GPU. The server gives its memory back while the policy trains, and
+the trainer, which takes memory on demand, keeps only parameters and optimiser while the server samples.
 
 python -m trace_jax.launch_sglang --config=configs/sglang.py:shared --workdir=runs/shared --devices=0 \\
-    --memory_fraction=0.5 --release_memory
+    --memory_fraction=0.6 --release_memory
 python -m trace_jax.main --config=configs/sglang.py:shared --workdir=runs/shared --config.sglang.urls=URLS
 
 The first command prints URLS. Both have been run on CPU servers only (there, releasing memory gives nothing back). What
@@ -27,9 +28,9 @@ def get_config(devices: str = "separate"):
     config.engine = "sglang"
     config.sglang.urls = "http://127.0.0.1:30000"
     if devices == "separate":
-        config.devices.visible = "0"
+        config.devices.update(visible="0", memory_fraction=0.9)
         config.overlap = True
     else:
-        config.devices.update(visible="0", memory_fraction=0.4)
+        config.devices.update(visible="0", on_demand=True)
         config.sglang.release_memory = True
     return config

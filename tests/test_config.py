@@ -15,7 +15,6 @@ from ml_collections import config_flags
 from configs import sglang as sglang_example
 from trace_jax import config as config_lib
 from trace_jax import config_checks
-from trace_jax import main as main_lib
 from trace_jax.config import ConfigError, RunConfig
 
 # ml_collections loads config files with it.
@@ -198,18 +197,6 @@ def test_importance_weights_where_sampler_and_trainer_differ(engine, overlap, ti
     loss = dataclasses.replace(RunConfig().loss, tis=tis)
     config = dataclasses.replace(RunConfig(), engine=engine, overlap=overlap, loss=loss)
     assert config_lib.corrects(config) is weights
-
-
-def test_unknown_fields_are_explained_in_one_line():
-    """The two wordings of ml_collections: reading a field, and setting one of a locked config."""
-    read = r"""'\'budgets\'\nDid you mean "budget" instead of "budgets"?'"""
-    argv = ["main", "--config=c.py", "--config.budgets=3"]
-    assert main_lib._unknown_field(read, argv) == "--config.budgets is not a setting; did you mean budget?"
-    written = """'Key "zzz" does not exist and cannot be added since the config is locked. Other fields: "{}"'"""
-    line = main_lib._unknown_field(written, ["main", "--config=c.py"])
-    assert line == "zzz is not a setting; trace_jax/config.py lists them all"
-    other = "module 'config_config' has no attribute 'get_config'"
-    assert main_lib._unknown_field(other, []) == f"config file: {other}"
 
 
 BAD_COMMANDS = {

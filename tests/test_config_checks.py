@@ -25,6 +25,7 @@ BROKEN = [
     ({"sglang.update_timeout": 0.0}, "config.sglang.update_timeout is 0.0, must be above 0"),
     ({"sglang.outage_timeout": -1.0}, "config.sglang.outage_timeout is -1.0, must be above 0"),
     ({"devices.memory_fraction": 1.5}, r"config.devices.memory_fraction is 1.5, must be in \(0, 1\] or left unset"),
+    ({"devices.memory_fraction": 0.5, "devices.on_demand": True}, "memory_fraction is 0.5, but with on_demand nothing"),
     ({"devices.visible": "gpu0"}, "config.devices.visible is 'gpu0'; give numbers of GPUs with commas between"),
     ({"strategy": "ppo"}, "config.strategy is 'ppo'; choose one of grpo, trace"),
     ({"budget.unit": "seconds"}, "config.budget.unit is 'seconds'"),

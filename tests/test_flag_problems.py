@@ -21,6 +21,10 @@ ARGV = ["main", "--config=c.py", "--config.loss.cliplow=1"]
             "zz is not a setting; trace_jax/config.py lists them all",
         ),
         (AttributeError("no quotes"), "config file: no quotes"),
+        (
+            AttributeError("module 'config_config' has no attribute 'get_config'"),
+            "config file: module 'config_config' has no attribute 'get_config'",
+        ),
         (OSError("could not load\n  tried:\n    [Errno 2] No such file: 'c.py'"), "[Errno 2] No such file: 'c.py'"),
         (ValueError(""), "ValueError"),
     ],

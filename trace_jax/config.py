@@ -243,6 +243,7 @@ class DevicesConfig:
 
     visible: str | None = None  # numbers of the GPUs, e.g. "0,1"; all if not given
     memory_fraction: float | None = None  # of each GPU's memory that is reserved; jax takes 0.75 if not given
+    on_demand: bool = False  # nothing is reserved: memory is taken while it is needed and given back, slower
 
 
 @dataclasses.dataclass(frozen=True)

@@ -185,6 +185,11 @@ def _servers(config: RunConfig) -> Iterable[str]:
     devices = config.devices
     if devices.memory_fraction is not None and not 0 < devices.memory_fraction <= 1:
         yield f"config.devices.memory_fraction is {devices.memory_fraction}, must be in (0, 1] or left unset"
+    if devices.memory_fraction is not None and devices.on_demand:
+        yield (
+            f"config.devices.memory_fraction is {devices.memory_fraction}, but with on_demand nothing is reserved; "
+            "leave one of them unset"
+        )
     if devices.visible is not None and not re.fullmatch(r"\d+(,\d+)*", devices.visible):
         yield f"config.devices.visible is {devices.visible!r}; give numbers of GPUs with commas between, or none"
     if len(set(urls)) < len(urls):

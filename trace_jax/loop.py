@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import time
 from typing import Any
 
@@ -39,6 +40,7 @@ from trace_jax.train.state import TrainState
 from trace_jax.tree import aggregate, grow, metrics, pack
 from trace_jax.types import PackedBatch, Prompt, RolloutTree, Stage
 
+_log = logging.getLogger(__name__)
 _PROMPTS_PER_SEED = 10_000_000  # far more than a run draws
 
 
@@ -71,6 +73,7 @@ class Run:
     cursor: int = 0  # training prompts drawn so far
     step: int = 0  # steps finished
     ahead: Gathered | None = None  # with `config.overlap`: the next step's rollouts
+    counted: dict[str, float] = dataclasses.field(default_factory=dict)  # the engine's counts at the last rollouts
 
     def sampling(self, stream: keys.Stream, *, seed: int | None = None, step: int | None = None) -> Sampling:
         """How episodes of `step` (this one, if not given) are sampled from what the engine serves."""
@@ -156,10 +159,9 @@ async def _learn_and_sample_ahead(
     try:
         await asyncio.shield(learning)
         clock.lap("learn")
-        run.ahead = await ahead
+        with contextlib.suppress(EngineDown, ConfigError):  # the next step meets them itself
+            run.ahead = await ahead
         clock.lap("wait")
-    except EngineDown:
-        pass
     except asyncio.CancelledError:
         cancelled = True
     finally:
@@ -174,12 +176,12 @@ async def _learn_and_sample_ahead(
 
 async def gather(run: Run, step: int, cursor: int, on_progress: OnProgress | None = None) -> Gathered:
     """Allocates and collects the rollouts of `step` from the weights that the engine serves; changes nothing in `run`
-    but the engine."""
+    but the engine and its counts, which include what happened to it since the step before."""
     config, clock, engine = run.config, _Clock(), run.engine
     prompts = run.training_prompts(config.budget.pool, cursor)
     sampling = run.sampling(keys.Stream.TRAIN, step=step)
     strategy, predictor, costs = _strategy(run), _predictor(run, step), run.costs
-    before, scores = engine.stats(), None
+    scores = None
     if strategy.needs_predictor:
         scores = await predictor.score_prompts(prompts)
     rollouts = strategy.roots(scores, len(prompts), keys.host_rng(config.seed, step, "roots"))
@@ -204,7 +206,12 @@ async def gather(run: Run, step: int, cursor: int, on_progress: OnProgress | Non
     report = rollout_metrics(collected, trees, len(prompts))
     report["rollout/expected_tokens"] = costs.expected(planned, planned * strategy.continuations_per_root)
     report["rollout/preloaded_tokens"] = run.environment.trunk.size  # once, before the step; they count as cached then
-    report |= {f"rollout/{name}": count - before.get(name, 0) for name, count in engine.stats().items()}
+    stats = engine.stats()
+    report |= {f"rollout/{name}": count - run.counted.get(name, 0) for name, count in stats.items()}
+    run.counted = stats
+    errors = [error for c in collected for error in c.errors]
+    if errors:
+        _log.warning("step %d: %d rollouts ended with an error, the first: %s", step + 1, len(errors), errors[0])
     if isinstance(predictor, OraclePredictor):
         report["rollout/oracle_tokens"] = predictor.counts.generated_tokens
     return Gathered(
@@ -242,7 +249,8 @@ async def publish(run: Run) -> None:
     """Hands the current policy to the engine and to a predictor that reads its states, if they do not have it yet."""
     if run.served is not None:
         return
-    params, learned = _kept(run, run.trainer.full_params(run.policy.params)), run.learned
+    merged = bool(run.config.lora.rank)
+    params, learned = _kept(run, run.trainer.full_params(run.policy.params), own=merged), run.learned
     await run.engine.set_weights(params, run.step)
     await run.engine.preload(run.environment.trunk)
     run.served, run.version = params, run.step
@@ -250,9 +258,12 @@ async def publish(run: Run) -> None:
         learned.scorer.set_params(_kept(run, learned.state.params), params)
 
 
-def _kept(run: Run, params: Any) -> Any:
-    """`params`, or a copy where they are read while an update, which takes its state's buffers, is running."""
-    return jax.tree.map(jnp.copy, params) if run.config.overlap else params
+def _kept(run: Run, params: Any, *, own: bool = False) -> Any:
+    """`params`, or a copy where they are read while an update, which takes its state's buffers, is running.
+
+    `own`: they are in no state's buffers already.
+    """
+    return jax.tree.map(jnp.copy, params) if run.config.overlap and not own else params
 
 
 def make_batch(config: RunConfig, trees: list[RolloutTree], trunk: np.ndarray) -> PackedBatch:

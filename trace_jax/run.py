@@ -87,19 +87,18 @@ async def _train(
     with interruption.calls(asyncio.get_running_loop(), work.cancel):
         try:
             await work
-        except asyncio.CancelledError:
-            if not interruption.asked:
+            checkpoints.save(saving.snapshot(run))
+        except (asyncio.CancelledError, EngineDown) as error:
+            stopped = isinstance(error, asyncio.CancelledError)
+            if stopped and not interruption.asked:
+                raise
+            if run.step > 0:  # first of all: what was learnt so far is kept
+                checkpoints.save(saving.snapshot(run))
+            if not stopped:
                 raise
             print(f"\nstopped after step {run.step}; the same command goes on from here")
-            if run.step == 0:
-                return
-        except EngineDown:
-            if run.step > 0:  # what was learnt so far is kept
-                checkpoints.save(saving.snapshot(run))
-            raise
         finally:
             await run.engine.close()
-        checkpoints.save(saving.snapshot(run))
 
 
 async def _steps(run: Run, checkpoints: Checkpointer, writers: Writers, resumed: bool, pending: Row | None) -> None:
@@ -120,7 +119,7 @@ async def _steps(run: Run, checkpoints: Checkpointer, writers: Writers, resumed:
         metrics = await loop.train_step(run, lambda p: bar.to(start + _ROLLOUT_SHARE * _done(p), **notes))
         notes = console.step_notes(metrics)
         bar.to(run.step, **notes)
-        if warning := drift.check(metrics):
+        if metrics["train/staleness"] == 0 and (warning := drift.check(metrics)):  # else the policy itself moved on
             bar.say(warning)
         if run.step == config.steps:
             bar.close()

@@ -143,6 +143,8 @@ def take_devices(config: RunConfig) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices.visible
     if devices.memory_fraction is not None:
         os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{devices.memory_fraction:.4f}"
+    if devices.on_demand:
+        os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
 
 
 def make_engine(config: RunConfig, model: DecoderConfig, environment: Environment, workdir: Path) -> Engine:

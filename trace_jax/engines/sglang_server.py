@@ -1,7 +1,7 @@
 """One SGLang server: its HTTP calls, each with a deadline, and whether it is in rotation.
 
-This is the one place that talks HTTP. Every failure of a call is one of two: `Unreachable` (nothing came back in time) or
-`Refused` (an HTTP error), so that callers never see the HTTP library's own exceptions.
+This is the one place that talks HTTP. Every failure of a call is one of two: `Unreachable` (nothing came back in time)
+or `Refused` (an HTTP error), so that callers never see the HTTP library's own exceptions.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ def check_request(request: GenerateRequest, *, context_length: int, vocab_size: 
     check_ids(tokens, vocab_size)
     if request.max_new_tokens < 1 or request.temperature <= 0:
         raise EngineError(
-            f"max_new_tokens is {request.max_new_tokens} and temperature {request.temperature}; they must be at least 1 "
-            "and above 0"
+            f"max_new_tokens is {request.max_new_tokens} and temperature {request.temperature}; the one must be at "
+            "least 1, the other above 0"
         )
 
 

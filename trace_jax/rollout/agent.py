@@ -111,7 +111,9 @@ class _Run:
         self._prefilled += generation.prefilled_tokens
         self._cached += generation.cached_tokens
         if self._forked:
-            self._prefix, self._prefix_cached, self._forked = self.size, generation.cached_tokens, False
+            trunk = self.environment.trunk.size  # held by the engine whoever asks: no merit of the fork's
+            self._prefix, self._prefix_cached = self.size - trunk, max(generation.cached_tokens - trunk, 0)
+            self._forked = False
         self.weight_version = generation.weight_version
 
     def extend(self, generation: Generation, observation: np.ndarray) -> None:

@@ -16,7 +16,8 @@ def rollout_metrics(collected: Sequence[Collected], trees: Sequence[RolloutTree]
     """Counts and shares of one step, by name.
 
     `prefix_hit_rate`: of the tokens of all forked prefixes H_t, the share that came from the engine's cache when the
-    fork was made; at most (n - 1) / n for a prefix of n tokens, whose last one is always computed. 1 without forks.
+    fork was made; at most (n - 1) / n for a prefix of n tokens, whose last one is always computed. What all prompts
+    begin with (few-shot examples) is left out. 1 without forks.
     `mixed_version_trees`: trees whose turns were sampled from more than one set of weights.
 
     Args:

@@ -34,6 +34,7 @@ class Servers:
         report: Callable[[str], None] = print,
     ):
         """Starts nothing yet. `report` gets a line when a server dies and when it is back."""
+        self._report = report
         self._kept = [_Kept(program, start_timeout, restarts, report) for program in programs]
 
     def __enter__(self) -> Servers:
@@ -55,15 +56,21 @@ class Servers:
             time.sleep(_POLL)
 
     def watch(self) -> NoReturn:
-        """Restarts servers that die, until one dies too often: ServerError."""
+        """Restarts servers that die, until the last one dies too often: ServerError."""
         while True:
             self.watch_once()
             time.sleep(_POLL)
 
     def watch_once(self) -> None:
-        """One look at each server; never waits for one."""
-        for kept in self._kept:
-            kept.look()
+        """One look at each server. One that dies too often is given up; ServerError where no other is left."""
+        for kept in [*self._kept]:
+            try:
+                kept.look()
+            except ServerError as error:
+                self._kept.remove(kept)
+                if not self._kept:
+                    raise
+                self._report(f"{error}; {len(self._kept)} left")
 
     def stop(self) -> None:
         """Asks all to stop, then waits for each, then kills: see `ServerProcess.stop`."""
