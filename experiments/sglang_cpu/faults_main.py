@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def run_case(name: str, server: RealServer, workdir: Path) -> dict[str, Any]:
         spoil(proxy, thread)
         code, output, errors = _end(process)
         seconds = time.monotonic() - begin
-        lines = [line for line in errors.splitlines() if line.startswith("error:")]
+        lines = re.findall(r"error: .*", errors)  # a bar that was being drawn may stand before it
         kept = sorted(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
         leftovers = (folder / "weights").exists()
         proxy.faults.clear()
