@@ -38,6 +38,7 @@ from trace_jax.train.predictor_step import PredictorTrainer
 from trace_jax.train.replay import ReplayWindow, examples_from_trees
 from trace_jax.train.state import TrainState
 from trace_jax.tree import aggregate, grow, metrics, pack
+from trace_jax.tree.neutral import neutral
 from trace_jax.types import PackedBatch, Prompt, RolloutTree, Stage
 
 _log = logging.getLogger(__name__)
@@ -272,7 +273,7 @@ def make_batch(config: RunConfig, trees: list[RolloutTree], trunk: np.ndarray) -
     `trunk` is what every prompt begins with; a row holds it once.
     """
     estimate = make_advantage(config)
-    credits = [estimate(tree) for tree in trees]
+    credits = [estimate(neutral(tree)) for tree in trees]
     weights = aggregate.token_weights(
         trees,
         credits,

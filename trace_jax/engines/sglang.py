@@ -5,11 +5,11 @@ that holds their prefixes (`sglang_pool`); weights go through a model folder tha
 (`weight_folders`, `sglang_server`). What a request draws depends on the servers' own random state: a run is
 reproducible in distribution only.
 
-A try that fails (no connection, a hang, HTTP 5xx, a reply that does not add up, other weights) is repeated with
-back-off and jitter, on another server where there is one. After `attempts` tries the request raises `EngineError`, and
-its episode ends with that label. A busy server (429, 503) and one that is lost with the request on it cost no try. Where
-no server is left, requests wait for one to come back; after `outage_timeout` the run ends with `EngineDown`, and so it
-does where servers come back again and again without one good reply.
+A try that fails (no connection, a hang, HTTP 5xx, a reply that does not add up, other weights) is repeated with back-
+off and jitter, on another server where there is one. After `attempts` tries the request raises `EngineError` and its
+episode ends with that label. A busy server (429, 503) and one that is lost with the request on it cost no try. Where
+no server is left, requests wait for one to come back; after `outage_timeout` the run ends with `EngineDown`, and so
+it does where servers come back again and again without one good reply.
 """
 
 from __future__ import annotations

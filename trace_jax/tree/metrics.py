@@ -7,12 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from trace_jax.tree import backup
+from trace_jax.tree.neutral import neutral
 from trace_jax.types import Finish, NodeKind, RolloutTree, Stage
 
 
 def is_effective(tree: RolloutTree) -> bool:
-    """Whether the 0/1 success varies over all leaves of the tree, bare rollouts and continuations alike."""
-    success = tree.success[tree.kind == NodeKind.LEAF]
+    """Whether the 0/1 success varies over all leaves of the tree, bare rollouts and continuations alike.
+
+    Leaves that the engine gave up on do not count.
+    """
+    success = tree.success[(tree.kind == NodeKind.LEAF) & (tree.finish != Finish.ENGINE_ERROR)]
     return bool(np.any(success != success[:1]))
 
 
@@ -33,7 +37,7 @@ def useful_groups(trees: Sequence[RolloutTree]) -> int:
     """
     total = 0
     for tree in trees:
-        low, high = backup.leaf_range(tree, tree.reward)
+        low, high = backup.leaf_range(tree, neutral(tree).reward)
         is_group = np.bincount(tree.parent[1:], minlength=tree.num_nodes) >= 2
         is_group[0] = True
         total += int(np.count_nonzero(is_group & (low < high)))
