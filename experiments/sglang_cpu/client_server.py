@@ -38,7 +38,16 @@ def reply(prompt_tokens: int, new_tokens: int) -> bytes:
     return json.dumps({"text": "word " * new_tokens, "output_ids": ids, "meta_info": meta}).encode()
 
 
-CONTROL = json.dumps({"success": True, "max_req_input_len": 2**20, "weight_version": "0"}).encode()
+class Weights:
+    """What the server says that it serves: version 0, from the folder of the last update."""
+
+    folder = ""
+
+    def control(self, body: bytes) -> bytes:
+        """The body of every reply but those of `/generate`."""
+        self.folder = (json.loads(body) if body else {}).get("model_path", self.folder)
+        served = {"weight_version": "0", "model_path": self.folder}
+        return json.dumps({"success": True, "max_req_input_len": 2**20} | served).encode()
 
 
 def framed(body: bytes) -> bytes:
@@ -49,8 +58,8 @@ def framed(body: bytes) -> bytes:
 class Connection(asyncio.Protocol):
     """One connection that is kept alive: requests one after the other."""
 
-    def __init__(self, answer: bytes, delay: float):
-        self._answer, self._delay, self._buffer = answer, delay, b""
+    def __init__(self, answer: bytes, delay: float, weights: Weights):
+        self._answer, self._delay, self._weights, self._buffer = answer, delay, weights, b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -63,11 +72,11 @@ class Connection(asyncio.Protocol):
             length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
             if len(self._buffer) < end + 4 + length:
                 return
-            self._buffer = self._buffer[end + 4 + length :]
+            body, self._buffer = self._buffer[end + 4 : end + 4 + length], self._buffer[end + 4 + length :]
             if head.startswith(b"post /generate "):
                 asyncio.get_running_loop().call_later(self._delay, self._send, self._answer)
             else:
-                self._send(framed(CONTROL))
+                self._send(framed(self._weights.control(body)))
 
     def _send(self, content: bytes) -> None:
         if not self._transport.is_closing():
@@ -76,9 +85,9 @@ class Connection(asyncio.Protocol):
 
 async def serve(delay: float, prompt_tokens: int, new_tokens: int) -> None:
     """Serves until the process is ended."""
-    answer = framed(reply(prompt_tokens, new_tokens))
+    answer, weights = framed(reply(prompt_tokens, new_tokens)), Weights()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(answer, delay), "127.0.0.1", 0, backlog=1024)
+    server = await loop.create_server(lambda: Connection(answer, delay, weights), "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

@@ -29,7 +29,7 @@ def test_requests_are_found_however_they_arrive(size):
     """A generation and a control call in pieces of `size` bytes: two replies, in order."""
 
     async def main():
-        connection = client_server.Connection(client_server.framed(b"generated"), 0.0)
+        connection = client_server.Connection(client_server.framed(b"generated"), 0.0, client_server.Weights())
         connection.connection_made(transport := Transport())
         body = b'{"input_ids":[1,2]}'
         content = b"GET /model_info HTTP/1.1\r\nHost: a\r\n\r\n"
