@@ -22,7 +22,7 @@ def draw(raw: Path, path: Path) -> None:
     for axis in (success, tokens, hits, gaps):
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
-            axis.legend(frameon=False, fontsize="small")
+            axis.legend(frameon=False, fontsize="small", loc="center" if axis is gaps else "best")
     fig.tight_layout()
     fig.savefig(path, dpi=110)
     plt.close(fig)
@@ -67,22 +67,24 @@ def _hits(axis, rows: Rows) -> None:
         axis.plot(*zip(*best, strict=True), "_", color="black", markersize=14, label="attainable (n - 1 of n tokens)")
         axis.axhline(0.95, color="black", linestyle=":", linewidth=1)
         axis.set_xticks(sorted({row["step"] for row in rows}))
+        axis.set_ylim(bottom=axis.get_ylim()[0] - 0.02)  # room for the legend
 
 
 def _gaps(axis, rows: Rows) -> None:
-    axis.set(title="|trainer - server|, greatest of a step", xlabel="weight updates", ylabel="nats", yscale="log")
+    axis.set(title="|trainer - server|, greatest of a step (blue T = 1, orange T = 0.7)", xlabel="weight updates")
+    axis.set(ylabel="nats", yscale="log")
     rows = [row for row in rows if "version" in row]
     named = (
+        ("one_update_late_max_gap", "control: weights one update late", "x"),
         ("max_gap", "rollouts", "o"),
         ("cold_max_gap", "fixed histories, empty cache", "v"),
         ("warm_max_gap", "fixed histories, filled cache", "^"),
-        ("one_update_late_max_gap", "control: weights one update late", "x"),
     )
-    for temperature, color in ((1.0, "tab:blue"), (0.7, "tab:orange")):
-        for name, label, marker in named if rows else ():
+    for name, label, marker in named if rows else ():
+        axis.plot([], [], marker, color="black", fillstyle="none", label=label)
+        for temperature, color in ((1.0, "tab:blue"), (0.7, "tab:orange")):
             own = [row for row in rows if row["temperature"] == temperature and name in row]
-            style = {"color": color, "markersize": 5, "fillstyle": "none"}
-            shown = {"label": f"{label}, T = {temperature:g}"} if own else {}
-            axis.plot([r["version"] for r in own], [r[name] for r in own], marker, **style, **shown)
+            versions, values = [row["version"] for row in own], [row[name] for row in own]
+            axis.plot(versions, values, marker, color=color, markersize=5, fillstyle="none")
     if rows:
         axis.axhline(1e-4, color="black", linestyle=":", linewidth=1)

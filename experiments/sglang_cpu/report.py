@@ -254,9 +254,15 @@ def _grid(
     for name, digits in rows:
         summaries = [results.get(f"{part}/{full(name)}") for full in columns.values()]
         if any(summaries):
-            cells = ["-" if summary is None else results_lib.cell(summary, digits) for summary in summaries]
-            lines.append([name.replace("_", " "), *cells])
+            lines.append([name.replace("_", " "), *(_cell(summary, digits) for summary in summaries)])
     return tabulate(lines, headers=["", *columns], tablefmt="github", disable_numparse=True) if lines else ""
+
+
+def _cell(summary: Summary | None, digits: int) -> str:
+    """`median (low-high)` where there is a median, else `mean (low-high)`."""
+    if summary is None:
+        return "-"
+    return results_lib.cell(summary | {"mean": summary.get("median", summary["mean"])}, digits)
 
 
 def _routing_table(results: Results) -> str:
