@@ -12,7 +12,7 @@ import pytest
 from tests.sglang_faults import serving
 from tests.sglang_stand_in import StandIn
 from tests.tiny_run import bits, go, restored, settings
-from trace_jax import loop
+from trace_jax import assemble, loop
 from trace_jax.engines import sglang_pool
 from trace_jax.engines.base import EngineDown
 from trace_jax.train.metrics import read_jsonl
@@ -106,6 +106,44 @@ def test_rollouts_one_step_ahead(on_server):
     assert done.parts.ahead is None and done.parts.step == 4
 
 
+def test_adapters_behind_shared_examples(start_server, folder):
+    """As the config of the pretrained model has it: adapters are merged into what is served, and the examples that all
+    prompts begin with are computed before the rollouts. Their labels make a vocabulary of its own, hence a server."""
+    adapted = {
+        "arithmetic.shots": (1,),
+        "budget.roots": 24,
+        "lora.rank": 4,
+        "model.fuse_projections": False,
+        "model.context_length": 112,
+        "loss.row_length": 128,
+        "sampling.max_turn_tokens": 12,
+        "warm_start.steps": 500,
+        "warm_start.cache": str(folder / "warm_adapted"),
+        "optimizer.learning_rate": 1e-2,
+        "steps": 2,
+        "eval.every": 0,
+    }
+    assemble.assemble(settings(adapted), folder / "adapted")  # makes the model folder
+    server = start_server(model=folder / "warm_adapted" / "arithmetic", context_length=112)
+    done = go(settings(adapted | {"engine": "sglang", "sglang.urls": server.url}), folder / "adapted")
+    trunk = done.parts.environment.trunk.size
+    assert trunk > 30 and done.parts.engine.preloaded_tokens >= 3 * trunk
+    for row in done.rows[1:]:
+        assert row["rollout/cached_tokens"] >= trunk * row["rollout/root_rollouts"]
+        assert 0 <= row["rollout/prefix_hit_rate"] < 1
+    assert all(row["train/logprob_gap_max"] < 1e-4 for row in trained(done))
+
+
+def test_a_server_of_another_model_is_not_killed_by_the_weights(sglang_server, folder):
+    """SGLang dies of tensors of another shape; the folders' config.json tell it first."""
+    fields = {"engine": "sglang", "sglang.urls": sglang_server.url, "warm_start.steps": 2, "strategy": "grpo"}
+    other = settings(SERVED | fields | {"budget.pool": 12, "model.mlp_size": 96, "warm_start.cache": str(folder / "warm_other")})
+    with pytest.raises(EngineDown, match="another model than this run's: intermediate_size 128 against 96") as error:
+        go(other, folder / "other")
+    assert "\n" not in str(error.value)
+    assert sglang_server.get("/model_info")["model_path"] != str(folder / "other" / "weights" / "version-0")
+
+
 @pytest.fixture
 def _impatient(monkeypatch):
     monkeypatch.setattr(sglang_pool, "RETRY_FIRST", 0.02)
@@ -131,7 +169,7 @@ def test_servers_that_die_for_good_end_the_run_and_lose_nothing(_impatient, monk
 
         with monkeypatch.context() as patch:
             patch.setattr(loop, "learn", learn)
-            with pytest.raises(EngineDown, match="no SGLang server has answered for 2 s: .* goes on") as error:
+            with pytest.raises(EngineDown, match="no SGLang server has been in rotation for 2 s: .* goes on") as error:
                 go(config, folder / "dies")
         assert "\n" not in str(error.value)
         rows = read_jsonl(folder / "dies" / "metrics.jsonl")

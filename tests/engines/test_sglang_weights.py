@@ -115,6 +115,7 @@ def test_the_calls_of_an_update_in_order(tmp_path):
         document = {"model_path": str(tmp_path / "weights" / "version-2"), "weight_version": "2"}
         assert calls == [
             ("/server_info", {}),
+            ("/model_info", {}),
             ("/pause_generation", {"mode": "retract"}),
             ("/update_weights_from_disk", document),
             ("/flush_cache", {}),
@@ -236,6 +237,7 @@ def test_memory_is_given_back_while_training_and_taken_again_first(tmp_path):
 
     assert run(tmp_path, test, server, release_memory=True) == [
         "/server_info",
+        "/model_info",  # has the shapes of the new weights
         "/model_info",  # still the process that gave its memory back
         "/resume_memory_occupation",
         "/pause_generation",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trace_jax.engines.weight_folders import WeightFolders
+from trace_jax.engines.weight_folders import WeightFolders, difference
 
 
 def save(folder: Path, params: str) -> None:
@@ -122,3 +122,18 @@ def test_an_unfinished_version_is_written_over(tmp_path):
     (tmp_path / ".unfinished-4" / "stale").write_text("")
     folder = WeightFolders(tmp_path, save).write("a", 4)
     assert names(folder) == ["config", "model"] and os.listdir(tmp_path) == ["version-4"]
+
+
+def test_folders_of_models_of_other_shapes(tmp_path):
+    def folder(name, text):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+        return tmp_path / name
+
+    one = folder("one", '{"vocab_size": 20, "hidden_size": 64, "head_dim": null, "rope_theta": 1.0}')
+    same = folder("same", '{"vocab_size": 20, "hidden_size": 64, "head_dim": 16, "rope_theta": 2.0}')
+    other = folder("other", '{"vocab_size": 37, "hidden_size": 32}')
+    assert difference(one, same) == difference(one, one) == ""
+    assert difference(one, other) == "vocab_size 20 against 37, hidden_size 64 against 32"
+    for unreadable in (tmp_path / "nowhere", folder("half", '{"vocab_size": '), folder("list", "[1]")):
+        assert difference(unreadable, one) == difference(one, unreadable) == ""

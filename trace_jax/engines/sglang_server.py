@@ -16,6 +16,7 @@ import aiohttp
 import orjson
 
 from trace_jax.engines import sglang_wire as wire
+from trace_jax.engines.weight_folders import difference
 
 _CONNECT = 10.0  # seconds to make a connection
 _CONTROL = 60.0  # seconds of a call that samples nothing and loads nothing
@@ -152,6 +153,7 @@ class Server:
         Paused meanwhile, so that no request is sampled from two sets of weights. Raises Unreachable, Refused, BadReply.
         """
         async with self.bringing:
+            await self._check_model(target.folder)
             await self.resume()
             await self._control("/pause_generation", {"mode": "retract"})
             try:
@@ -178,6 +180,12 @@ class Server:
             self._loaded = found
             if target.trunk is not None:
                 await self.fill(target.trunk, timeout)
+
+    async def _check_model(self, folder: Path) -> None:
+        """Raises BadReply where the server's model has other shapes than `folder`: it would die of the update."""
+        served = str((await self._model_info()).get("model_path"))
+        if found := difference(Path(served), folder):
+            raise wire.BadReply(f"{self.url}: serves {served}, another model than this run's: {found}")
 
     async def forget(self) -> None:
         """Empties the prefix cache, verified. What a client has left behind is aborted first: nothing may run then."""

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+SHAPE = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "tie_word_embeddings",
+)  # fields of config.json that decide which tensors there are
 KEPT = 2  # versions: a server may still be reading the one before the newest
 _PREFIX, _UNFINISHED = "version-", ".unfinished-"
 
@@ -58,3 +69,21 @@ class WeightFolders:
 def _age(folder: Path) -> tuple[int, str]:
     """By time of writing, then by name: a run that goes back to an older version keeps what it wrote last."""
     return folder.stat().st_mtime_ns, folder.name
+
+
+def difference(served: Path, ours: Path) -> str:
+    """How the tensors of two model folders differ, by their config.json; "" if they do not, or it cannot be told.
+
+    A field that one of them leaves out is not compared.
+    """
+    first, second = _settings(served), _settings(ours)
+    both = [name for name in SHAPE if first.get(name) is not None and second.get(name) is not None]
+    return ", ".join(f"{name} {first[name]} against {second[name]}" for name in both if first[name] != second[name])
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        document = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):  # a server on another machine sees another disk
+        return {}
+    return document if isinstance(document, dict) else {}
