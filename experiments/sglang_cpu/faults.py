@@ -142,7 +142,7 @@ CASES = {
     "500 to 30 % of one of two": Case(spoiled(ERROR, share=0.3), servers=2),
     "500 to 10 % of the only one": Case(spoiled(ERROR, share=0.1)),
     "500 to 30 % of the only one": Case(spoiled(ERROR, share=0.3), limit=180),
-    "500 to all, for good, the only one": Case(spoiled(ERROR), limit=240),
+    "500 to all, for good, the only one": Case(spoiled(ERROR), expected=DOWN, limit=240),
     "truncated JSON, 30 % of one of two": Case(spoiled(HALF, share=0.3), servers=2),
     "truncated JSON, 10 % of the only one": Case(spoiled(HALF, share=0.1)),
     "connection cut in the middle, 10 % of the only one": Case(spoiled(CUT, share=0.1)),

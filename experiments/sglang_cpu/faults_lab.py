@@ -228,7 +228,8 @@ async def record(lab: Lab, name: str, drill: Drill, expected: str, limit: float)
         outcome = f"not over after {limit:g} s"
     seconds, counts, stats = time.monotonic() - begin, lab.counts(), lab.engine.stats()
     await lab.close()
-    counts["leaves_lost"] = counts["leaves_expected"] - counts["leaves"]
+    # a leaf that the engine gave up on is in its tree and paid for, but nothing was learnt from it
+    counts["leaves_lost"] = counts["leaves_expected"] - counts["leaves"] + counts["engine_error_leaves"]
     counts["units_lost"] = counts["units_planned"] - counts["units"]
     head = {"fault": name, "outcome": outcome, "expected": expected, "message": message, "seconds": round(seconds, 2)}
     return head | {"limit_seconds": limit} | counts | stats
