@@ -20,6 +20,7 @@ from trace_jax.train.metrics import read_jsonl
 
 Results = dict[str, Summary]
 ENGINES = ("local", "sglang")
+_SHOWN = 80  # characters of an outcome
 SHAPES, REUSE = ("flat", "tree"), {True: "reuse", False: "no_reuse"}
 
 
@@ -298,7 +299,13 @@ def _training_table(results: Results) -> str:
 
 def _fault_table(rows: Rows) -> str:
     lines = [
-        [row["fault"], row["outcome"], f"{row['seconds']:.1f}", f"{row['leaves_lost']:g}", f"{row['units_lost']:g}"]
+        [
+            row["fault"],
+            row["outcome"].splitlines()[0][:_SHOWN],  # one that was not expected can be a whole log
+            f"{row['seconds']:.1f}",
+            f"{row['leaves_lost']:g}",
+            f"{row['units_lost']:g}",
+        ]
         for row in rows
     ]
     headers = ["fault", "outcome", "seconds", "leaves lost", "units lost"]
