@@ -88,6 +88,16 @@ def test_a_continuation_counts_turns_from_its_anchor(toy):
     assert (episode.counts.prefix_tokens, episode.counts.prefix_cached_tokens) == (15, 0)
 
 
+def test_what_all_prompts_share_is_no_merit_of_a_fork(toy):
+    """3 of the 15 tokens are held whoever asks: the prefix counts 12, of which a new engine knew none."""
+    engine = ScriptedEngine(toy.lines("-", "-", "!\n"))
+    asyncio.run(engine.preload(toy.encode("go\n")))
+    environment = dataclasses.replace(toy.environment(), trunk=toy.encode("go\n"))
+    episode = run(toy, engine, environment, text="go\n+2\n=2\n+2\n=4\n", state=toy.Total(4), turn=2)
+    assert episode.counts.cached_tokens == 3
+    assert (episode.counts.prefix_tokens, episode.counts.prefix_cached_tokens) == (12, 0)
+
+
 def test_what_a_request_carries_beside_its_tokens(toy):
     engine = ScriptedEngine(toy.lines("!\n"))
     environment = dataclasses.replace(toy.environment(), stop_texts=("</call>",))
