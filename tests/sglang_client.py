@@ -30,7 +30,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(sglang_pool, "RETRY_FIRST", 0.02)
     monkeypatch.setattr(sglang_pool, "RETRY_MOST", 0.05)
     monkeypatch.setattr(sglang_pool, "HEARTBEAT", 0.1)
-    monkeypatch.setattr(sglang_server, "_HEALTH", 1.0)  # also on a machine that is busy
+    monkeypatch.setattr(sglang_server, "HEALTH", 1.0)  # also on a machine that is busy
 
 
 def save(folder: Path, params: str) -> None:

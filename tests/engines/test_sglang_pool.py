@@ -413,6 +413,29 @@ def test_a_server_that_is_lost_takes_no_try_from_the_requests_on_it(tmp_path):
     assert run(tmp_path, losing(3), StandIn(delay=0.5), attempts=1)[0] == {EngineDown}
 
 
+def test_a_process_that_was_busy_asks_for_the_health_again(tmp_path, monkeypatch):
+    """While it compiled, say, the server's answer came and the deadline passed: that is no sign of a server that hangs."""
+    monkeypatch.setattr(sglang_pool, "HEALTH", 0.05)
+    monkeypatch.setattr(sglang_pool, "LATE", 0.05)
+    asked = []
+
+    async def test(engine):
+        server = engine._pool.servers[0]
+
+        async def healthy():
+            asked.append(1)
+            if len(asked) == 1:
+                time.sleep(0.3)  # blocks the loop
+            return len(asked) == 2
+
+        monkeypatch.setattr(server, "healthy", healthy)
+        held_up = await engine._pool._alive(server)
+        count = len(asked)
+        return held_up, count, await engine._pool._alive(server), len(asked)
+
+    assert run(tmp_path, test, StandIn()) == (True, 2, False, 3)
+
+
 def test_closing_while_a_server_is_brought_back(tmp_path):
     """The update hangs, and the word to go on fails: closing ends all the same, soon."""
     server = StandIn()

@@ -35,7 +35,7 @@ def test_a_fault_of_the_only_server_loses_nothing(lab_parts, tmp_path, monkeypat
     """All 64 units are spent, all leaves are there, none of them is an engine's error, and all are of the version that
     the server did not have when it came back."""
     monkeypatch.setattr(sglang_pool, "HEARTBEAT", 1.0)
-    monkeypatch.setattr(sglang_server, "_HEALTH", 10.0)
+    monkeypatch.setattr(sglang_server, "HEALTH", 10.0)
     run, server = lab_parts
 
     async def main():

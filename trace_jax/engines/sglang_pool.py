@@ -16,12 +16,15 @@ from typing import Any, TypeVar
 import aiohttp
 
 from trace_jax.engines.base import EngineDown
-from trace_jax.engines.sglang_server import NoConnection, Refused, Server, Target, TooShort, Unreachable
+from trace_jax.engines.sglang_server import HEALTH, NoConnection, Refused, Server, Target, TooShort, Unreachable
 from trace_jax.engines.sglang_wire import BadReply
 
-OVERLOAD, SLACK = 2.0, 64  # a group moves where its server has more than OVERLOAD * least + SLACK requests in flight
+# A group moves where its server has more than OVERLOAD * least + SLACK requests in flight. A server decodes that many
+# at once; to move costs the prefixes: all forks of a prompt are sent together, and none finds them on the new server.
+OVERLOAD, SLACK = 2.0, 256
 STRIKES = 3  # failed tries, each sent after the one before, that take a server out; no connection does at once
 HEARTBEAT = 5.0  # seconds between looks at servers that owe an answer
+LATE = 1.0  # seconds after a deadline: later, this process was busy with something else
 RETRY_FIRST, RETRY_MOST = 0.5, 15.0  # seconds between tries to bring a server back
 _KEEP_ALIVE = 4.0  # seconds of an idle connection: SGLang closes its own after 5, and a request must not meet that
 FAILURES = (Unreachable, Refused, BadReply, TooShort)
@@ -251,10 +254,17 @@ class Pool:
             await asyncio.sleep(HEARTBEAT)
             routed = self.router is not None and self.router.in_flight > 0  # to whom, only the router knows
             busy = [server for server in self._all() if server.ready and (server.in_flight or routed)]
-            alive = await asyncio.gather(*(server.healthy() for server in busy))
+            alive = await asyncio.gather(*(self._alive(server) for server in busy))
             for server, well in zip(busy, alive, strict=True):
                 if not well and server.ready:
                     self.lose(server, server.reason)
+
+
+    async def _alive(self, server: Server) -> bool:
+        """Whether it is healthy. Asked again where this loop was held up, so that the time was over unseen."""
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        return await server.healthy() or (loop.time() - begin > HEALTH + LATE and await server.healthy())
 
 
 async def _all_or_error(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -20,7 +20,7 @@ from trace_jax.engines.weight_folders import difference
 
 _CONNECT = 10.0  # seconds to make a connection
 _CONTROL = 60.0  # seconds of a call that samples nothing and loads nothing
-_HEALTH = 30.0  # seconds; the server itself gives its scheduler 20 to show a sign of life
+HEALTH = 30.0  # seconds; the server itself gives its scheduler 20 to show a sign of life
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -113,7 +113,7 @@ class Server:
     async def healthy(self) -> bool:
         """Whether the server says that it can sample."""
         try:
-            await self._ask("GET", "/health", None, _HEALTH)
+            await self._ask("GET", "/health", None, HEALTH)
         except (Unreachable, Refused) as error:
             self.reason = str(error)
             return False
@@ -123,7 +123,7 @@ class Server:
         """As `healthy`, of a server that an update may have left paused: it samples nothing, so it would never be."""
         async with self.bringing:
             with contextlib.suppress(Unreachable, Refused):
-                await self._control("/continue_generation", {}, _HEALTH)
+                await self._control("/continue_generation", {}, HEALTH)
         return await self.healthy()
 
     async def check_context(self, tokens: int) -> None:
