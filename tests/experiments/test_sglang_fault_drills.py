@@ -90,13 +90,14 @@ def _without_last_leaf(tree):
     )
 
 
-def test_requests_that_are_given_up_are_leaves_that_say_so(policy, tmp_path):
+def test_requests_that_are_given_up_are_leaves_that_say_so_and_count_as_lost(policy, tmp_path):
     lab, row = run(
         policy, tmp_path / "w", faults.spoiled(behaviour.says({}, 400), share=0.3), StandIn(), retry_wait=0.01
     )
     marked = sum(int(np.sum(collected.tree.finish == Finish.ENGINE_ERROR)) for collected in lab.collected)
     assert row["engine_error_leaves"] == marked > 0
-    assert (row["outcome"], row["leaves_lost"], row["units_lost"]) == ("completed", 0, 0.0)
+    assert row["leaves"] == row["leaves_expected"]  # they are in their trees, and paid for
+    assert (row["outcome"], row["leaves_lost"], row["units_lost"]) == ("completed", marked, 0.0)
 
 
 def test_the_end_of_a_run_has_its_name_and_its_reason(policy, tmp_path):
