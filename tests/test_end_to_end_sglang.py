@@ -151,8 +151,10 @@ def _impatient(monkeypatch):
 
 
 def stood_in(server, folder, changes=()):
-    fields = {"budget.roots": 24, "budget.pool": 12, "engine": "sglang", "sglang.urls": server.url, "sglang.outage_timeout": 2.0, "strategy": "grpo"}
-    return settings(fields | {"warm_start.cache": str(folder / "warm_in"), "warm_start.steps": 5} | dict(changes))
+    budget = {"strategy": "grpo", "budget.roots": 24, "budget.pool": 12}
+    servers = {"engine": "sglang", "sglang.urls": server.url, "sglang.outage_timeout": 2.0}
+    warm = {"warm_start.cache": str(folder / "warm_in"), "warm_start.steps": 5}
+    return settings(budget | servers | warm | dict(changes))
 
 
 def test_servers_that_die_for_good_end_the_run_and_lose_nothing(_impatient, monkeypatch, folder):

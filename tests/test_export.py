@@ -20,6 +20,11 @@ from trace_jax.models import folder as model_folder
 ADAPTED = {"lora.rank": 2, "model.fuse_projections": False, "steps": 1, "eval.every": 0, "optimizer.learning_rate": 0.1}
 
 
+def whole_policy(done):
+    """The parameters of the whole policy at the end of a run."""
+    return done.parts.trainer.full_params(done.parts.policy.params)
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("export")
@@ -43,7 +48,7 @@ def test_a_run_can_start_from_an_export(done, tmp_path):
     own, new = (setup_run.make_tokenizer(c, parts.environment.task) for c in (done.config, parts.config))
     assert own.get_vocab() == new.get_vocab()
     whole = parts.trainer.full_params(parts.policy.params)
-    jax.tree.map(np.testing.assert_array_equal, whole, done.parts.served)
+    jax.tree.map(np.testing.assert_array_equal, whole, whole_policy(done))
 
 
 def test_a_warm_start_that_is_gone(done, tmp_path):
@@ -59,7 +64,7 @@ def test_half_precision(done, tmp_path):
     export(done.workdir, tmp_path / "model", "bfloat16")
     cfg = model_folder.load_config(tmp_path / "model")
     params = model_folder.load_params(tmp_path / "model", cfg)
-    for got, full in zip(jax.tree.leaves(params), jax.tree.leaves(done.parts.served), strict=True):
+    for got, full in zip(jax.tree.leaves(params), jax.tree.leaves(whole_policy(done)), strict=True):
         np.testing.assert_allclose(got, full, rtol=2**-8)
 
 

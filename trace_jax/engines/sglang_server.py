@@ -182,10 +182,15 @@ class Server:
                 await self.fill(target.trunk, timeout)
 
     async def _check_model(self, folder: Path) -> None:
-        """Raises BadReply where the server's model has other shapes than `folder`: it would die of the update."""
-        served = str((await self._model_info()).get("model_path"))
-        if found := difference(Path(served), folder):
-            raise wire.BadReply(f"{self.url}: serves {served}, another model than this run's: {found}")
+        """Raises BadReply where the server's model has other shapes than `folder`: it would die of the update.
+
+        The weights that it was given last may be gone with the run that gave them; the tokenizer's folder is the one
+        that it was started with.
+        """
+        info = await self._model_info()
+        for served in (str(info.get("model_path")), str(info.get("tokenizer_path"))):
+            if found := difference(Path(served), folder):
+                raise wire.BadReply(f"{self.url}: serves {served}, another model than this run's: {found}")
 
     async def forget(self) -> None:
         """Empties the prefix cache, verified. What a client has left behind is aborted first: nothing may run then."""
