@@ -107,7 +107,7 @@ def test_logprobs_are_the_trainers_through_ten_updates(served, model, temperatur
             now = changed(now, version) if version else now
             await engine.set_weights(now, version)
             histories = [np.append(np.int32(3 + i), random_tokens(i, 20 + 5 * i)) for i in range(4)]
-            asked = [request(history, temperature=temperature, salt="all") for history in histories]
+            asked = [request(history, temperature=temperature, stop_ids=(), salt="all") for history in histories]
             cold = await asyncio.gather(*map(engine.generate, asked))
             warm = await asyncio.gather(*map(engine.generate, asked))
             # one salt for all versions: only the flush keeps the old version's keys and values away
@@ -116,9 +116,9 @@ def test_logprobs_are_the_trainers_through_ten_updates(served, model, temperatur
             assert {g.weight_version for g in cold + warm} == {version}
             for one, generation in zip(asked * 2, cold + warm, strict=True):
                 assert gap(cfg, now, one, generation) < 1e-4
-        return gap(cfg, params, asked[0], cold[0])
+        return max(gap(cfg, params, one, generation) for one, generation in zip(asked * 2, cold + warm, strict=True))
 
-    assert served(work) > 0.1
+    assert served(work) > 0.1  # the first weights, on the 64 tokens that the last ones sampled
 
 
 def test_the_next_turn_and_its_forks_come_from_the_cache(served, model):

@@ -389,6 +389,20 @@ def test_servers_that_come_back_and_never_answer_end_the_run(tmp_path):
     assert "no SGLang server gives a usable answer, though each came back 3 times" in text and "out of luck" in text
 
 
+def test_workers_behind_a_router_are_not_useless_for_saying_nothing_themselves(tmp_path):
+    """Replies come through the router: a worker that was lost three times in a long run has proved nothing wrong."""
+    worker = StandIn()
+
+    async def test(engine):
+        await engine.set_weights("w", 1)
+        for _ in range(3):
+            engine._pool.lose(engine._pool.servers[0], "taken out by hand")
+            generation = await engine.generate(request())
+        return generation.weight_version, engine._pool.servers[0].futile
+
+    assert run(tmp_path, test, worker, router=Router(worker)) == (1, 3)
+
+
 def losing(times):
     """Eight requests, and their server taken out `times` times while they wait for it."""
 

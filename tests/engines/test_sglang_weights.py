@@ -140,6 +140,24 @@ def test_the_same_version_again_only_forgets(tmp_path):
     assert calls == ["/pause_generation", "/flush_cache", "/continue_generation"] and generation.cached_tokens == 0
 
 
+def test_a_stop_while_caches_are_emptied_is_not_lost(tmp_path):
+    """The word to go on fails as well; the cancellation comes out all the same."""
+    server = StandIn()
+
+    async def test(engine):
+        await engine.set_weights("a", 1)
+        server.fail(faults.hang, "/flush_cache")
+        server.fail(faults.status(500), "/continue_generation")
+        work = asyncio.create_task(engine.set_weights("a", 1))
+        while server.paths()[-1] != "/flush_cache":
+            await asyncio.sleep(0.01)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    run(tmp_path, test, server)
+
+
 def test_a_flush_that_fails_takes_the_server_out_until_its_cache_is_empty(tmp_path):
     server = StandIn()
 

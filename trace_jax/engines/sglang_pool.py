@@ -151,8 +151,8 @@ class Pool:
         Raises EngineDown.
         """
         await self.serving()
-        if all(server.futile >= STRIKES for server in self.servers):
-            reasons = "; ".join(f"{server.url} ({server.reason})" for server in self.servers)
+        if all(server.futile >= STRIKES for server in self._all()):  # behind a router, its replies speak for all
+            reasons = "; ".join(f"{server.url} ({server.reason})" for server in self._all())
             raise EngineDown(
                 f"no SGLang server gives a usable answer, though each came back {STRIKES} times: {reasons}; look at "
                 "their logs and start them again, then the same command goes on"
@@ -258,7 +258,6 @@ class Pool:
             for server, well in zip(busy, alive, strict=True):
                 if not well and server.ready:
                     self.lose(server, server.reason)
-
 
     async def _alive(self, server: Server) -> bool:
         """Whether it is healthy. Asked again where this loop was held up, so that the time was over unseen."""

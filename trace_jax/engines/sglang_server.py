@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -155,21 +156,12 @@ class Server:
         async with self.bringing:
             await self._check_model(target.folder)
             await self.resume()
-            await self._control("/pause_generation", {"mode": "retract"})
-            try:
+            async with self._paused("retract"):
                 document = {"model_path": str(target.folder), "weight_version": str(target.version)}
                 reply = wire.read_object(await self._control("/update_weights_from_disk", document, timeout))
                 if reply.get("success") is not True:
                     raise wire.BadReply(f"{self.url}: update refused: {wire.one_line(str(reply.get('message')))}")
                 await self._control("/flush_cache", {})
-            except asyncio.CancelledError:
-                with contextlib.suppress(Unreachable, Refused):  # or the cancellation would be lost
-                    await self._control("/continue_generation", {}, _CONNECT)
-                raise
-            except BaseException:
-                await self._control("/continue_generation", {})
-                raise
-            await self._control("/continue_generation", {})
             info = await self._model_info()
             if (found := str(info.get("weight_version"))) != str(target.version):
                 raise wire.BadReply(f"{self.url}: serves version {found} after an update to {target.version}")
@@ -195,11 +187,23 @@ class Server:
     async def forget(self) -> None:
         """Empties the prefix cache, verified. What a client has left behind is aborted first: nothing may run then."""
         async with self.bringing:
-            await self._control("/pause_generation", {"mode": "abort"})
-            try:
+            async with self._paused("abort"):
                 await self._control("/flush_cache", {})
-            finally:
-                await self._control("/continue_generation", {})
+
+    @contextlib.asynccontextmanager
+    async def _paused(self, mode: str) -> AsyncIterator[None]:
+        """Nothing is sampled within. `mode`: running requests are "retract"ed, to go on afterwards, or "abort"ed."""
+        await self._control("/pause_generation", {"mode": mode})
+        try:
+            yield
+        except asyncio.CancelledError:
+            with contextlib.suppress(Unreachable, Refused):  # or the cancellation would be lost
+                await self._control("/continue_generation", {}, _CONNECT)
+            raise
+        except BaseException:
+            await self._control("/continue_generation", {})
+            raise
+        await self._control("/continue_generation", {})
 
     async def fill(self, body: bytes, timeout: float) -> None:
         """Computes a shared beginning."""
