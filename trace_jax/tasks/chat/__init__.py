@@ -1,0 +1,1 @@
+"""Chat formats: prompts with tools, turns with calls, and any chat family as a task."""
