@@ -37,6 +37,9 @@ def leaves(value, name=""):
 FIELDS = dict(leaves(RunConfig()))
 # Fields whose default is None, with a value; others get one that is derived from the default.
 OPTIONAL = {
+    "data.folder": "data",
+    "math.python_url": "http://127.0.0.1:8080",
+    "multihop_qa.search_url": "http://127.0.0.1:8000",
     "budget.max_per_prompt": 4,
     "sampling.deadline": 2.5,
     "model.path": "models/tiny",
@@ -60,7 +63,7 @@ def another(name, value):
     if isinstance(value, bool):
         return not value
     if isinstance(value, tuple):
-        return (0.5, 2.0)
+        return (0.5, 2.0) if not value or isinstance(value[0], float) else ("base", "other")
     return value + "_x" if isinstance(value, str) else value + 3
 
 
@@ -145,6 +148,7 @@ def test_names_and_types_are_checked_though_the_lock_is_off():
     assert broken(lambda c: c.loss.update(rescore=1)) == "config.loss.rescore is 1, must be of type bool"
     assert broken(lambda c: c.arithmetic.update(difficulty=("a",))).endswith("must be a tuple of numbers")
     assert broken(lambda c: c.arithmetic.update(difficulty=3)).endswith("difficulty is 3, must be a tuple of numbers")
+    assert broken(lambda c: c.math.update(eval_sets=("a", 1))).endswith("must be a tuple of names")
     assert broken(drop) == "config.budget.roots is missing; start from trace_jax.config.default_config()"
 
 

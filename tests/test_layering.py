@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1] / "trace_jax"
 # From the ground up; layers in one group stand side by side and do not know each other.
 ORDER = (
     ("types",),
-    ("tree", "budget", "serving"),
+    ("tree", "budget", "serving", "sandbox", "retrieval", "data"),
     ("objectives",),
     ("models",),
     ("tasks",),
@@ -20,6 +20,7 @@ ORDER = (
     ("train",),
     ("eval",),
     ("report",),
+    ("config_tasks",),
     ("config",),
     ("config_checks", "flag_problems", "setup_run"),
     ("loop",),
@@ -29,7 +30,7 @@ ORDER = (
     ("main", "export", "launch_sglang"),
 )
 LEVEL = {name: level for level, group in enumerate(ORDER) for name in group}
-NO_JAX = ("types", "tree", "budget", "serving", "tasks", "rollout")  # nor what stands on jax
+NO_JAX = ("types", "tree", "budget", "serving", "sandbox", "retrieval", "data", "tasks", "rollout")  # nor what stands on jax
 JAX_FAMILY = ("jax", "jaxlib", "flax", "optax", "orbax", "chex")
 MAX_LINES = 400
 

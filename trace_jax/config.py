@@ -16,30 +16,19 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from trace_jax.config_tasks import (
+    ArithmeticConfig,
+    BfclConfig,
+    ChatConfig,
+    DataConfig,
+    LookupConfig,
+    MathConfig,
+    MultihopQaConfig,
+)
+
 
 class ConfigError(ValueError):
     """A setting that cannot work: one line that names the field, its value, the limit and the remedy."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ArithmeticConfig:
-    """Expression trees with a calculator (tasks/arithmetic)."""
-
-    seed: int = 0  # of the questions
-    difficulty: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)  # weights of 1, 2, ... operations
-    demo_difficulty: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0)  # the same, of the demonstrations
-    max_number: int = 29
-    shots: tuple[float, ...] = ()  # solved examples of 1, 2, ... operations before each prompt (tasks/few_shot.py)
-
-
-@dataclasses.dataclass(frozen=True)
-class LookupConfig:
-    """Multi-hop questions over a generated knowledge base with BM25 search (tasks/lookup)."""
-
-    seed: int = 0  # of the knowledge base and the questions
-    difficulty: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)  # weights of 1, 2, ... hops
-    demo_difficulty: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)
-    shots: tuple[float, ...] = ()  # solved examples of 1, 2, ... hops before each prompt (tasks/few_shot.py)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +239,7 @@ class DevicesConfig:
 class RunConfig:
     """Everything that decides what a run computes."""
 
-    task: str = "arithmetic"  # or "lookup"
+    task: str = "arithmetic"  # or "lookup", "math", "multihop_qa", "bfcl"
     strategy: str = "trace"  # or "grpo"
     engine: str = "local"  # or "sglang": what samples the rollouts
     seed: int = 0
@@ -258,6 +247,11 @@ class RunConfig:
     overlap: bool = False  # sample the next step's rollouts while this one trains: they are one step stale then
     arithmetic: ArithmeticConfig = ArithmeticConfig()
     lookup: LookupConfig = LookupConfig()
+    data: DataConfig = DataConfig()
+    chat: ChatConfig = ChatConfig()
+    math: MathConfig = MathConfig()
+    multihop_qa: MultihopQaConfig = MultihopQaConfig()
+    bfcl: BfclConfig = BfclConfig()
     budget: BudgetConfig = BudgetConfig()
     sampling: SamplingConfig = SamplingConfig()
     model: ModelConfig = ModelConfig()
@@ -322,6 +316,9 @@ def fingerprint(config: RunConfig) -> dict[str, Any]:
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in RESUMABLE}
     del settings["warm_start"]["cache"], settings["model"]["gguf_cache"]  # where it lies does not change what it is
     del settings["loss"]["max_logprob_gap"]  # a warning changes no step
+    del settings["data"]["folder"], settings["multihop_qa"]["search_url"]
+    for name in ("python_workers", "python_url", "check_workers"):
+        del settings["math"][name]
     if config.optimizer.schedule == "warmup_cosine":
         settings["steps"] = config.steps  # the schedule ends with the run
     return settings
@@ -359,14 +356,20 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return None
     plain = _plain_type(hint)
     if plain is tuple:
-        if not isinstance(value, (tuple, list)) or not all(_is_number(x) for x in value):
-            raise ConfigError(f"{where} is {value!r}, must be a tuple of numbers")
-        return tuple(float(x) for x in value)
+        return _convert_tuple(typing.get_args(hint)[0], value, where)
     if plain is float and _is_number(value):
         return float(value)
     if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
         raise ConfigError(f"{where} is {value!r}, must be of type {plain.__name__}")
     return value
+
+
+def _convert_tuple(kind: type, value: Any, where: str) -> tuple:
+    """A tuple of numbers, which become floats, or of names."""
+    fits, what = (_is_number, "numbers") if kind is float else (lambda item: isinstance(item, str), "names")
+    if not isinstance(value, (tuple, list)) or not all(fits(item) for item in value):
+        raise ConfigError(f"{where} is {value!r}, must be a tuple of {what}")
+    return tuple(kind(item) for item in value)
 
 
 def _is_number(value: Any) -> bool:

@@ -10,7 +10,10 @@ from typing import Any
 
 from trace_jax.config import ConfigError, RunConfig, split_urls
 
-TASKS = ("arithmetic", "lookup")
+SMALL_TASKS = ("arithmetic", "lookup")  # generated questions, read by a small tokenizer too
+DATA_TASKS = ("math", "multihop_qa", "bfcl")  # public data sets, read as a chat by a pretrained model
+TASKS = SMALL_TASKS + DATA_TASKS
+BFCL_CATEGORIES = ("base", "long_context", "miss_func", "miss_param")
 STRATEGIES = ("grpo", "trace")
 ENGINES = ("local", "sglang")
 PREDICTORS = ("critic", "policy_head", "oracle")
@@ -37,6 +40,7 @@ def _problems(config: RunConfig) -> Iterable[str]:
     yield from _shapes(config)
     yield from _servers(config)
     yield from _pretrained(config)
+    yield from _data_tasks(config)
     yield from _training(config)
     yield from _sampling(config)
 
@@ -73,7 +77,7 @@ def _ranges(config: RunConfig) -> Iterable[str]:
         0: ("seed", "steps", "eval.every", "eval.seed", "checkpoint.every", "warm_start.steps", "warm_start.seed",
             "warm_start.learning_rate", "predictor.warmup_prompts", "predictor.warmup_steps", "predictor.learning_rate",
             "budget.continuations_per_root", "loss.kl_coef", "loss.clip_high", "optimizer.learning_rate", "lora.rank",
-            "optimizer.warmup_steps", "optimizer.weight_decay", "sampling.top_k"),
+            "optimizer.warmup_steps", "optimizer.weight_decay", "sampling.top_k", "data.seed", "chat.shots"),
         1: ("budget.pool", "sampling.max_turn_tokens", "sampling.max_observation_tokens", "sampling.concurrency",
             "local.slots", "local.cache_rows", "local.prefill_rows", "local.prefill_chunk", "local.decode_steps",
             "sglang.attempts", "eval.prompts", "eval.samples", "checkpoint.keep", "loss.epochs",
@@ -81,7 +85,9 @@ def _ranges(config: RunConfig) -> Iterable[str]:
             "predictor.warmup_rollouts", "predictor.replay_steps", "predictor.oracle_rollouts",
             "predictor.oracle_continuations", "predictor.hidden_size", "predictor.num_layers",
             "predictor.num_heads", "predictor.mlp_size", "warm_start.demonstrations", "warm_start.distinct",
-            "warm_start.micro_rows", "mesh.data", "mesh.fsdp", "mesh.tensor"),
+            "warm_start.micro_rows", "chat.max_prompt_tokens", "math.max_turns", "math.python_workers",
+            "math.check_workers", "multihop_qa.max_turns", "multihop_qa.document_characters", "bfcl.max_turns",
+            "mesh.data", "mesh.fsdp", "mesh.tensor"),
         2: ("budget.roots", "budget.rollouts_per_prompt", "model.context_length"),
     }  # fmt: skip
     for limit, names in at_least.items():
@@ -90,7 +96,7 @@ def _ranges(config: RunConfig) -> Iterable[str]:
                 yield f"config.{name} is {_get(config, name)}, must be at least {limit}"
     for name in ("sampling.temperature", "optimizer.eps", "optimizer.clip_norm", "model.rope_theta", "lora.alpha",
                  "loss.tis_cap", "loss.max_logprob_gap", "sglang.request_timeout", "sglang.update_timeout",
-                 "sglang.outage_timeout"):  # fmt: skip
+                 "sglang.outage_timeout", "math.python_timeout", "math.check_timeout"):  # fmt: skip
         if not _get(config, name) > 0:
             yield f"config.{name} is {_get(config, name)}, must be above 0"
     for name in ("sampling.deadline", "optimizer.max_update_norm", "predictor.max_tokens"):
@@ -165,7 +171,7 @@ def _shapes(config: RunConfig) -> Iterable[str]:
     for name in ("loss.micro_rows", "predictor.batch_rows", "warm_start.micro_rows"):
         if _get(config, name) % data:
             yield f"config.{name} is {_get(config, name)}, must be a multiple of mesh.data * mesh.fsdp = {data}"
-    for name in ("arithmetic", "lookup"):
+    for name in SMALL_TASKS:
         for field in ("difficulty", "demo_difficulty"):
             weights = getattr(getattr(config, name), field)
             if not weights or min(weights) < 0 or not sum(weights) > 0:
@@ -204,10 +210,34 @@ def _pretrained(config: RunConfig) -> Iterable[str]:
             f"config.model.param_dtype is {config.model.param_dtype!r}, but an optimiser moves float32 parameters; "
             "train adapters (config.lora.rank) on a pretrained model (config.model.path), or leave it at float32"
         )
-    for name in TASKS:
+    for name in SMALL_TASKS:
         for count in getattr(config, name).shots:
             if count < 0 or count != int(count):
                 yield f"config.{name}.shots holds {count}; a number of examples is a whole number, at least 0"
+
+
+def _data_tasks(config: RunConfig) -> Iterable[str]:
+    if config.task in DATA_TASKS:
+        if config.model.path is None:
+            yield (
+                f"config.model.path is not set, but config.task {config.task!r} is read as a chat; give a model folder, "
+                "a .gguf file or package:NAME"
+            )
+        if config.chat.max_prompt_tokens >= config.model.context_length:
+            yield (
+                f"config.chat.max_prompt_tokens is {config.chat.max_prompt_tokens}, must be below model.context_length "
+                f"{config.model.context_length}: the answer needs room"
+            )
+    for name, sets in (("math", config.math.eval_sets), ("multihop_qa", config.multihop_qa.eval_sets)):
+        if not sets or len(set(sets)) < len(sets):
+            yield f"config.{name}.eval_sets is {sets}; name at least one data set, and each once"
+    categories = config.bfcl.categories
+    if not categories or len(set(categories)) < len(categories) or set(categories) - set(BFCL_CATEGORIES):
+        yield f"config.bfcl.categories is {categories}; name some of {', '.join(BFCL_CATEGORIES)}, and each once"
+    for name in ("math.python_url", "multihop_qa.search_url"):
+        url = _get(config, name)
+        if url is not None and not re.fullmatch(r"https?://[^/\s,]+", url):
+            yield f"config.{name} is {url!r}; a service's URL is http://HOST:PORT"
 
 
 def _training(config: RunConfig) -> Iterable[str]:
