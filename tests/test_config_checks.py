@@ -12,6 +12,7 @@ from trace_jax import config as config_lib
 from trace_jax import config_checks
 from trace_jax.config import ConfigError
 
+CHAT = {"task": "math", "model.path": "m", "model.context_length": 4096, "loss.row_length": 4096}
 SERVED = {"engine": "sglang", "sglang.urls": "http://127.0.0.1:30000"}
 # (settings, what the one line says)
 BROKEN = [
@@ -27,6 +28,16 @@ BROKEN = [
     ({"devices.memory_fraction": 1.5}, r"config.devices.memory_fraction is 1.5, must be in \(0, 1\] or left unset"),
     ({"devices.memory_fraction": 0.5, "devices.on_demand": True}, "memory_fraction is 0.5, but with on_demand nothing"),
     ({"devices.visible": "gpu0"}, "config.devices.visible is 'gpu0'; give numbers of GPUs with commas between"),
+    ({"task": "math"}, "config.model.path is not set, but config.task 'math' is read as a chat; give a model folder"),
+    (CHAT | {"chat.max_prompt_tokens": 4096}, "max_prompt_tokens is 4096, must be below model.context_length 4096"),
+    ({"math.eval_sets": ()}, r"config.math.eval_sets is \(\); name at least one data set, and each once"),
+    ({"multihop_qa.eval_sets": ("musique", "musique")}, "config.multihop_qa.eval_sets is"),
+    ({"bfcl.categories": ("base", "parallel")}, "name some of base, long_context, miss_func, miss_param"),
+    ({"bfcl.categories": ()}, r"config.bfcl.categories is \(\)"),
+    ({"math.python_url": "localhost:8080"}, "config.math.python_url is 'localhost:8080'; a service's URL is http://H"),
+    ({"multihop_qa.search_url": "http://a:1/retrieve"}, "config.multihop_qa.search_url is 'http://a:1/retrieve'"),
+    ({"math.python_timeout": 0.0}, "config.math.python_timeout is 0.0, must be above 0"),
+    ({"math.check_timeout": -1.0}, "config.math.check_timeout is -1.0, must be above 0"),
     ({"strategy": "ppo"}, "config.strategy is 'ppo'; choose one of grpo, trace"),
     ({"budget.unit": "seconds"}, "config.budget.unit is 'seconds'"),
     ({"optimizer.name": "adam"}, "config.optimizer.name is 'adam'; choose one of adamw, sgd"),
@@ -119,6 +130,7 @@ BROKEN = [
 ]  # fmt: skip
 
 FINE = [
+    CHAT | {"chat.max_prompt_tokens": 4095, "math.python_url": "https://a:1", "bfcl.categories": ("miss_func",)},
     {},
     {"task": "lookup", "strategy": "grpo"},
     {"steps": 0, "warm_start.steps": 0, "eval.every": 0, "checkpoint.every": 0},
@@ -153,14 +165,15 @@ AT_LEAST = {
     0: "seed steps eval.every eval.seed checkpoint.every warm_start.steps warm_start.seed predictor.warmup_prompts"
     " predictor.warmup_steps budget.continuations_per_root loss.kl_coef loss.clip_high optimizer.learning_rate"
     " optimizer.warmup_steps optimizer.weight_decay predictor.learning_rate warm_start.learning_rate lora.rank"
-    " sampling.top_k",
+    " sampling.top_k data.seed chat.shots",
     1: "budget.pool sampling.max_turn_tokens sampling.max_observation_tokens sampling.concurrency local.slots"
     " local.cache_rows local.prefill_rows local.prefill_chunk local.decode_steps sglang.attempts eval.prompts eval.samples"
     " checkpoint.keep loss.epochs"
     " loss.mini_batches loss.micro_rows loss.logit_chunk predictor.epochs predictor.batch_rows"
     " predictor.warmup_rollouts predictor.replay_steps predictor.oracle_rollouts predictor.oracle_continuations"
     " predictor.hidden_size predictor.num_layers predictor.num_heads predictor.mlp_size warm_start.demonstrations"
-    " warm_start.distinct warm_start.micro_rows mesh.data mesh.fsdp mesh.tensor",
+    " warm_start.distinct warm_start.micro_rows chat.max_prompt_tokens math.max_turns math.python_workers"
+    " math.check_workers multihop_qa.max_turns multihop_qa.document_characters bfcl.max_turns mesh.data mesh.fsdp mesh.tensor",
     2: "budget.roots budget.rollouts_per_prompt model.context_length",
 }
 LIMITS = [(limit, name) for limit, names in AT_LEAST.items() for name in names.split()]
