@@ -41,6 +41,7 @@ OPTIONAL = {
     "math.python_url": "http://127.0.0.1:8080",
     "multihop_qa.search_url": "http://127.0.0.1:8000",
     "budget.max_per_prompt": 4,
+    "sampling.max_response_tokens": 9,
     "sampling.deadline": 2.5,
     "model.path": "models/tiny",
     "model.gguf_cache": "models",

@@ -38,7 +38,7 @@ BROKEN = [
     ({"multihop_qa.search_url": "http://a:1/retrieve"}, "config.multihop_qa.search_url is 'http://a:1/retrieve'"),
     ({"math.python_timeout": 0.0}, "config.math.python_timeout is 0.0, must be above 0"),
     ({"math.check_timeout": -1.0}, "config.math.check_timeout is -1.0, must be above 0"),
-    ({"strategy": "ppo"}, "config.strategy is 'ppo'; choose one of grpo, trace"),
+    ({"strategy": "ppo"}, "config.strategy is 'ppo'; choose one of grpo, pcl, treepo, trace"),
     ({"budget.unit": "seconds"}, "config.budget.unit is 'seconds'"),
     ({"optimizer.name": "adam"}, "config.optimizer.name is 'adam'; choose one of adamw, sgd"),
     ({"optimizer.schedule": "cosine"}, "choose one of constant, warmup_cosine"),
@@ -62,6 +62,7 @@ BROKEN = [
     ({"loss.tis_cap": 0.0}, "config.loss.tis_cap is 0.0, must be above 0"),
     ({"loss.max_logprob_gap": 0.0}, "config.loss.max_logprob_gap is 0.0, must be above 0"),
     ({"loss.tis": "always"}, "config.loss.tis is 'always'; choose one of auto, on, off"),
+    ({"sampling.max_response_tokens": 0}, "config.sampling.max_response_tokens is 0, must be above 0 or left unset"),
     ({"predictor.max_tokens": 0}, "config.predictor.max_tokens is 0, must be above 0 or left unset"),
     ({"warm_start.slip_rate": 1.0}, r"config.warm_start.slip_rate is 1.0, must be in \[0, 1\)"),
     ({"predictor.prefix_share": 1.0}, r"config.predictor.prefix_share is 1.0, must be in \[0, 1\)"),
@@ -88,6 +89,16 @@ BROKEN = [
     (
         {"strategy": "grpo", "budget.roots": 12, "budget.rollouts_per_prompt": 4, "budget.pool": 5},
         "config.budget.pool is 5, but 24 units in groups of 4 need 6 prompts",
+    ),
+    ({"strategy": "pcl", "budget.roots": 12, "budget.rollouts_per_prompt": 5}, "of config.budget.rollouts_per_prompt 5"),
+    # TreePO: 12 root rollouts, whatever follows them
+    (
+        {"strategy": "treepo", "budget.roots": 12, "budget.roots_per_prompt": 5},
+        "config.budget.roots 12 is not a multiple of config.budget.roots_per_prompt 5",
+    ),
+    (
+        {"strategy": "treepo", "budget.roots": 12, "budget.roots_per_prompt": 4, "budget.pool": 2},
+        "config.budget.pool is 2, but 12 root rollouts in groups of 4 need 3 prompts",
     ),
     ({"budget.unit": "tokens"}, "config.budget.tokens is 0 with unit 'tokens'"),
     ({"budget.tokens": 9}, "config.budget.tokens is 9 with unit 'rollouts'"),
@@ -138,6 +149,11 @@ FINE = [
     {"budget.pool": 5, "budget.max_per_prompt": 3, "budget.roots": 15},
     {"budget.roots": 7, "budget.continuations_per_root": 2},
     {"strategy": "grpo", "budget.roots": 12, "budget.rollouts_per_prompt": 4, "budget.pool": 6},
+    {"strategy": "pcl", "budget.roots": 12, "budget.rollouts_per_prompt": 4, "budget.pool": 6},
+    {"strategy": "treepo", "budget.roots": 12, "budget.rollouts_per_prompt": 5, "budget.pool": 3},
+    {"strategy": "trace", "budget.roots": 13, "budget.rollouts_per_prompt": 5, "budget.pool": 2},
+    {"strategy": "treepo", "budget.unit": "tokens", "budget.tokens": 9, "budget.roots_per_prompt": 5},
+    {"sampling.max_response_tokens": 1},
     {"budget.unit": "tokens", "budget.tokens": 9},
     {"strategy": "grpo", "budget.unit": "tokens", "budget.tokens": 9, "budget.rollouts_per_prompt": 5},
     {"arithmetic.difficulty": (0.0, 1.0)},
@@ -174,7 +190,7 @@ AT_LEAST = {
     " predictor.hidden_size predictor.num_layers predictor.num_heads predictor.mlp_size warm_start.demonstrations"
     " warm_start.distinct warm_start.micro_rows chat.max_prompt_tokens math.max_turns math.python_workers"
     " math.check_workers multihop_qa.max_turns multihop_qa.document_characters bfcl.max_turns mesh.data mesh.fsdp mesh.tensor",
-    2: "budget.roots budget.rollouts_per_prompt model.context_length",
+    2: "budget.roots budget.rollouts_per_prompt budget.roots_per_prompt model.context_length",
 }
 LIMITS = [(limit, name) for limit, names in AT_LEAST.items() for name in names.split()]
 

@@ -39,10 +39,11 @@ def test_tasks_and_the_difficulty_of_their_demonstrations():
 
 
 def test_limits_of_an_episode():
-    config = settings({"sampling.max_observation_tokens": 7, "sampling.deadline": 2.0})
+    changes = {"sampling.max_observation_tokens": 7, "sampling.deadline": 2.0, "sampling.max_response_tokens": 11}
+    config = settings(changes)
     limits = setup_run.make_limits(config, setup_run.make_task(config))
     # One operation, the answer, and two turns to spare.
-    assert dataclasses.astuple(limits) == (4, 8, 32, 7, 2.0)
+    assert dataclasses.astuple(limits) == (4, 8, 32, 7, 2.0, 11)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,8 @@ def test_limits_of_an_episode():
         ("trace", "tree_grpo", advantage.tree_grpo),
         ("grpo", "tree_rpo", advantage.grpo),
         ("grpo", "dr_grpo", advantage.dr_grpo),
+        ("pcl", "tree_grpo", advantage.grpo),
+        ("treepo", "tree_grpo", advantage.tree_grpo),
     ],
 )
 @pytest.mark.parametrize("ddof", [0, 1])
@@ -72,6 +75,22 @@ def test_strategies_and_their_budget():
     assert (trace.name, trace.root_budget, trace.continuations_per_root, trace.max_per_prompt) == ("trace", 8, 2, 5)
     grpo = setup_run.make_strategy(dataclasses.replace(config, strategy="grpo"), config.budget)
     assert (grpo.name, grpo.total_rollouts, grpo.rollouts_per_prompt) == ("grpo", 16, 4)  # 8 + 8 * 2 / 2 units
+    pcl = setup_run.make_strategy(dataclasses.replace(config, strategy="pcl"), config.budget)
+    assert (pcl.name, pcl.total_rollouts, pcl.rollouts_per_prompt) == ("pcl", 16, 4)
+    budget = dataclasses.replace(config.budget, roots_per_prompt=2)
+    treepo = setup_run.make_strategy(dataclasses.replace(config, strategy="treepo"), budget)
+    assert dataclasses.astuple(treepo) == (2, 8, 2) and treepo.name == "treepo"
+
+
+def test_budgets_that_groups_do_not_divide():
+    """Of a token budget: whole groups of 4, at least one and no more than the pool of 8 has prompts for."""
+    config = settings({})
+    for roots, groups, trees in ((2, 1, 1), (11, 5, 2), (100, 8, 8)):  # 4, 22, 200 units
+        budget = dataclasses.replace(config.budget, roots=roots)
+        strategy = {name: setup_run.make_strategy(dataclasses.replace(config, strategy=name), budget) for name in
+                    ("grpo", "pcl", "treepo")}  # fmt: skip
+        assert strategy["grpo"].total_rollouts == strategy["pcl"].total_rollouts == 4 * groups
+        assert strategy["treepo"].root_budget == 4 * trees
 
 
 def updates(config, steps):

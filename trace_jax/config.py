@@ -39,6 +39,7 @@ class BudgetConfig:
     roots: int = 128  # M: root rollouts of TRACE; every strategy spends M (1 + N / 2) units
     continuations_per_root: int = 2  # N
     rollouts_per_prompt: int = 8  # G of the flat strategies
+    roots_per_prompt: int = 4  # bare rollouts of a prompt of TreePO
     max_per_prompt: int | None = None  # cap on m_i; the paper has none
     unit: str = "rollouts"  # or "tokens": M shrinks or grows so that the expected tokens of a step are `tokens`
     tokens: int = 0  # generated tokens of a step, for unit="tokens"
@@ -51,6 +52,7 @@ class SamplingConfig:
     temperature: float = 1.0
     max_turn_tokens: int = 12
     max_observation_tokens: int = 48
+    max_response_tokens: int | None = None  # of an episode, all behind its prompt; None: up to the context's end
     concurrency: int = 256  # episodes in flight
     deadline: float | None = None  # wall-clock seconds of an episode; a run with one is not reproducible
     top_p: float = 1.0  # below 1: draw from the likeliest tokens that hold this much probability; engine="sglang" only
@@ -240,7 +242,7 @@ class RunConfig:
     """Everything that decides what a run computes."""
 
     task: str = "arithmetic"  # or "lookup", "math", "multihop_qa", "bfcl"
-    strategy: str = "trace"  # or "grpo"
+    strategy: str = "trace"  # or "grpo", "pcl", "treepo"
     engine: str = "local"  # or "sglang": what samples the rollouts
     seed: int = 0
     steps: int = 20
@@ -268,6 +270,8 @@ class RunConfig:
     mesh: MeshConfig = MeshConfig()
     devices: DevicesConfig = DevicesConfig()
 
+
+FLAT = ("grpo", "pcl")  # strategies without forks
 
 # Settings that a resumed run may change: they do not alter what a step computes.
 RESUMABLE = ("steps", "eval", "checkpoint", "logging", "sglang", "devices")

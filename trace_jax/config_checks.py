@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from trace_jax.config import ConfigError, RunConfig, split_urls
+from trace_jax.config import FLAT, ConfigError, RunConfig, split_urls
 
 SMALL_TASKS = ("arithmetic", "lookup")  # generated questions, read by a small tokenizer too
 DATA_TASKS = ("math", "multihop_qa", "bfcl")  # public data sets, read as a chat by a pretrained model
 TASKS = SMALL_TASKS + DATA_TASKS
 BFCL_CATEGORIES = ("base", "long_context", "miss_func", "miss_param")
-STRATEGIES = ("grpo", "trace")
+STRATEGIES = ("grpo", "pcl", "treepo", "trace")
 ENGINES = ("local", "sglang")
 PREDICTORS = ("critic", "policy_head", "oracle")
 ADVANTAGES = ("grpo", "dr_grpo", "tree_rpo", "tree_grpo")
@@ -88,7 +88,7 @@ def _ranges(config: RunConfig) -> Iterable[str]:
             "warm_start.micro_rows", "chat.max_prompt_tokens", "math.max_turns", "math.python_workers",
             "math.check_workers", "multihop_qa.max_turns", "multihop_qa.document_characters", "bfcl.max_turns",
             "mesh.data", "mesh.fsdp", "mesh.tensor"),
-        2: ("budget.roots", "budget.rollouts_per_prompt", "model.context_length"),
+        2: ("budget.roots", "budget.rollouts_per_prompt", "budget.roots_per_prompt", "model.context_length"),
     }  # fmt: skip
     for limit, names in at_least.items():
         for name in names:
@@ -99,7 +99,8 @@ def _ranges(config: RunConfig) -> Iterable[str]:
                  "sglang.outage_timeout", "math.python_timeout", "math.check_timeout"):  # fmt: skip
         if not _get(config, name) > 0:
             yield f"config.{name} is {_get(config, name)}, must be above 0"
-    for name in ("sampling.deadline", "optimizer.max_update_norm", "predictor.max_tokens"):
+    for name in ("sampling.deadline", "sampling.max_response_tokens", "optimizer.max_update_norm",
+                 "predictor.max_tokens"):  # fmt: skip
         value = _get(config, name)
         if value is not None and not value > 0:
             yield f"config.{name} is {value}, must be above 0 or left unset"
@@ -145,20 +146,31 @@ def _budget(config: RunConfig) -> Iterable[str]:
             f"config.budget.roots * continuations_per_root = {budget.roots * budget.continuations_per_root} is odd; "
             "continuations cost half a unit, so make it even"
         )
-    units = budget.roots + budget.roots * budget.continuations_per_root // 2
-    flat = units // budget.rollouts_per_prompt
-    if config.strategy == "grpo" and units % budget.rollouts_per_prompt and budget.unit == "rollouts":
-        yield (
-            f"the budget of {units} units (config.budget.roots * (1 + continuations_per_root / 2)) is not a multiple "
-            f"of config.budget.rollouts_per_prompt {budget.rollouts_per_prompt}"
-        )
-    if config.strategy == "grpo" and flat > budget.pool:
-        yield (
-            f"config.budget.pool is {budget.pool}, but {units} units in groups of {budget.rollouts_per_prompt} need "
-            f"{flat} prompts; enlarge the pool or the groups"
-        )
+    yield from _groups(config)
     if (budget.unit == "tokens") != (budget.tokens > 0):
         yield f"config.budget.tokens is {budget.tokens} with unit {budget.unit!r}; a token budget needs both"
+
+
+def _groups(config: RunConfig) -> Iterable[str]:
+    """Strategies that give all their prompts the same number of root rollouts."""
+    budget = config.budget
+    units = budget.roots + budget.roots * budget.continuations_per_root // 2
+    if config.strategy == "trace":
+        return
+    if config.strategy in FLAT:
+        field, total, kind = "rollouts_per_prompt", units, "units"
+        what = f"the budget of {units} units (config.budget.roots * (1 + continuations_per_root / 2))"
+    else:
+        field, total, kind = "roots_per_prompt", budget.roots, "root rollouts"
+        what = f"config.budget.roots {budget.roots}"
+    size = getattr(budget, field)
+    if total % size and budget.unit == "rollouts":
+        yield f"{what} is not a multiple of config.budget.{field} {size}; change one of them"
+    if total // size > budget.pool:
+        yield (
+            f"config.budget.pool is {budget.pool}, but {total} {kind} in groups of {size} need {total // size} "
+            "prompts; enlarge the pool or the groups"
+        )
 
 
 def _shapes(config: RunConfig) -> Iterable[str]:

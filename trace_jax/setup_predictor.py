@@ -15,6 +15,7 @@ from trace_jax.models import folder as model_folder
 from trace_jax.models import predictor as predictors
 from trace_jax.models.config import DecoderConfig
 from trace_jax.objectives import value as value_losses
+from trace_jax.setup_run import make_strategy
 from trace_jax.tasks import tokenizer as tokenizers
 from trace_jax.train import optimizer as optimizers
 from trace_jax.train import replay
@@ -33,7 +34,7 @@ def make_learned(config: RunConfig, model: DecoderConfig, mesh: Mesh, tokenizer:
     Raises ConfigError for a critic's folder that cannot be used.
     """
     settings = config.predictor
-    if config.strategy == "grpo" or settings.kind == "oracle":
+    if not make_strategy(config, config.budget).needs_predictor or settings.kind == "oracle":
         return None
     key, view = jax.random.key(config.seed), HistoryView(_limit(config), skip=skip)
     if settings.kind == "policy_head":

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from trace_jax.budget.grpo import Grpo
+from trace_jax.budget.pcl import Pcl
 from trace_jax.budget.strategy import Strategy
 from trace_jax.budget.trace import Trace
-from trace_jax.config import BudgetConfig, ConfigError, RunConfig, split_urls
+from trace_jax.budget.treepo import TreePo
+from trace_jax.config import FLAT, BudgetConfig, ConfigError, RunConfig, split_urls
 from trace_jax.engines.base import Engine
 from trace_jax.engines.local import LocalEngine, LocalEngineConfig
 from trace_jax.engines.sglang import Settings, SglangEngine
@@ -193,17 +195,21 @@ def make_limits(config: RunConfig, task: Task) -> Limits:
         context_length=config.model.context_length,
         max_observation_tokens=config.sampling.max_observation_tokens,
         deadline=config.sampling.deadline,
+        max_response_tokens=config.sampling.max_response_tokens,
     )
 
 
 def make_strategy(config: RunConfig, budget: BudgetConfig) -> Strategy:
     """The allocation strategy that the config names, with `budget` for this step."""
     units = budget.roots + budget.roots * budget.continuations_per_root // 2
-    groups = min(max(units // budget.rollouts_per_prompt, 1), budget.pool)  # a token budget need not divide
+    flat, roots = budget.rollouts_per_prompt, budget.roots_per_prompt
     makers = {
-        "grpo": lambda: Grpo(
-            rollouts_per_prompt=budget.rollouts_per_prompt,
-            total_rollouts=groups * budget.rollouts_per_prompt,
+        "grpo": lambda: Grpo(flat, _whole_groups(units, flat, budget.pool)),
+        "pcl": lambda: Pcl(flat, _whole_groups(units, flat, budget.pool)),
+        "treepo": lambda: TreePo(
+            rollouts_per_prompt=roots,
+            root_budget=_whole_groups(budget.roots, roots, budget.pool),
+            continuations_per_root=budget.continuations_per_root,
         ),
         "trace": lambda: Trace(
             root_budget=budget.roots,
@@ -212,6 +218,11 @@ def make_strategy(config: RunConfig, budget: BudgetConfig) -> Strategy:
         ),
     }
     return makers[config.strategy]()
+
+
+def _whole_groups(total: int, size: int, pool: int) -> int:
+    """`total` rounded down to groups of `size`, 1 to `pool` of them: a token budget need not divide."""
+    return min(max(total // size, 1), pool) * size
 
 
 def make_advantage(config: RunConfig):
@@ -224,7 +235,7 @@ def make_advantage(config: RunConfig):
         "tree_grpo": functools.partial(advantage.tree_grpo, ddof=ddof),
     }
     name = config.loss.advantage
-    if config.strategy == "grpo" and name != "dr_grpo":
+    if config.strategy in FLAT and name != "dr_grpo":
         name = "grpo"
     return estimators[name]
 
@@ -286,7 +297,8 @@ def check_trunk(config: RunConfig, environment: Environment) -> None:
             f"config.model.context_length is {limit}, but the examples alone have {shared} tokens; raise it or {advice}"
         )
     reads = config.predictor.max_tokens or config.loss.row_length
-    if shared and config.strategy != "grpo" and config.predictor.kind == "policy_head" and reads < limit:
+    scores = make_strategy(config, config.budget).needs_predictor
+    if shared and scores and config.predictor.kind == "policy_head" and reads < limit:
         raise ConfigError(
             f"config.predictor.max_tokens is {reads}, but a policy_head reads the {shared} tokens of the examples "
             f"first; set it to model.context_length {limit} or more, or take kind 'critic'"

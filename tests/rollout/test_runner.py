@@ -29,7 +29,7 @@ def test_run_returns_episodes_in_order_with_their_units(toy):
         delay=lambda request: 0.02 if request.key[-2] == 0 else 0.0,
     )
     prompt = toy.prompt()
-    fork = Start(1, Stage.CONTINUATION, 2, toy.encode("go\n+1\n=1\n"), toy.Total(1), 1)
+    fork = Start(1, Stage.CONTINUATION, 2, toy.encode("go\n+1\n=1\n"), toy.Total(1), 1, 3)
     episodes = asyncio.run(runner(toy, engine, seen.append).run("p", [*bare_starts(prompt, range(2)), fork]))
     assert [episode.states[-1].value for episode in episodes] == [0, 1, 1]
     assert [episode.counts.units for episode in episodes] == [1.0, 1.0, 0.5]

@@ -19,6 +19,7 @@ gives exactly one scored last turn, so that no budget unit is lost):
 | environment raised, hung or answered nonsense (score too)   | ENVIRONMENT_ERROR | reward 0, success 0    |
 | the engine gave up on the request                           | ENGINE_ERROR, no action | reward 0, success 0 |
 
+"The context" ends `max_response_tokens` behind the prompt where that is sooner (`Limits.of_prompt`).
 The last turn has no observation: nobody reads it. So a turn that is followed by another (an anchor) always leaves room
 for at least one token. Long observations are cut by the rule of `Environment.observation`. A deadline cannot interrupt
 a tool that runs inline (`tool_timeout` None); it is looked at before each turn. Any exception that is not named here is
@@ -54,6 +55,7 @@ class Limits:
     context_length: int  # tokens of the longest history plus generation
     max_observation_tokens: int  # kept of one observation
     deadline: float | None = None  # wall-clock seconds of one episode; None keeps runs reproducible
+    max_response_tokens: int | None = None  # tokens behind the prompt, observations included; None: the context's
 
     def __post_init__(self) -> None:
         for name in ("max_turns", "max_turn_tokens", "context_length", "max_observation_tokens"):
@@ -61,6 +63,19 @@ class Limits:
                 raise ValueError(f"limits: {name} is {getattr(self, name)}; it must be at least 1")
         if self.deadline is not None and not self.deadline > 0:
             raise ValueError(f"limits: deadline is {self.deadline} s; use a positive number, or None for no deadline")
+        if self.max_response_tokens is not None and self.max_response_tokens < 1:
+            got = self.max_response_tokens
+            raise ValueError(f"limits: max_response_tokens is {got}; use at least 1, or None for the context's limit")
+
+    def of_prompt(self, prompt_tokens: int) -> Limits:
+        """The limits of episodes behind a prompt of this length: `max_response_tokens` as a shorter context.
+
+        A fork's history holds turns, so the end is counted from the prompt's length and not from the history's.
+        """
+        if self.max_response_tokens is None:
+            return self
+        end = prompt_tokens + self.max_response_tokens
+        return dataclasses.replace(self, context_length=min(self.context_length, end))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +193,7 @@ async def run_episode(
       history: int32 [n], all tokens so far: the prompt, or the prefix H_t of an anchor.
       state: the environment's state that belongs to `history`.
       turn: turns already in `history`, below `limits.max_turns`.
+      limits: of this episode, `Limits.of_prompt` applied.
       temperature: of sampling, > 0.
       key: the episode's sampling key; each request's key is this and the turn's index in the whole path.
       salt: name space of the engine's prefix cache (the weight version).

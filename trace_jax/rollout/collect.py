@@ -123,14 +123,14 @@ class _Growth:
 
     async def fork(self, anchors: np.ndarray, copies: np.ndarray) -> None:
         """Adds `copies[i]` continuations from `anchors[i]`."""
-        depth = query.depth(self.tree)
+        depth, size = query.depth(self.tree), self._prompt.tokens.shape[0]
         starts: list[Start] = []
         for node, count in zip(anchors.tolist(), copies.tolist(), strict=True):
             if count:
                 history, turn = query.prefix_tokens(self.tree, node), int(depth[node])
                 first = self._rollouts + len(starts)
                 starts += [
-                    Start(node, Stage.CONTINUATION, leaf, history, self._states[node], turn)
+                    Start(node, Stage.CONTINUATION, leaf, history, self._states[node], turn, size)
                     for leaf in range(first, first + count)
                 ]
         await self._add(starts, "stage2")

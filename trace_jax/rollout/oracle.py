@@ -68,14 +68,14 @@ class OraclePredictor:
         if tree.prompt_uid not in self._prompts:
             raise ValueError(f"oracle: prompt {tree.prompt_uid!r} was not scored in this step; score all prompts first")
         states = await self._replay(tree, anchors)
-        depth = query.depth(tree)
+        depth, size = query.depth(tree), self._prompts[tree.prompt_uid].tokens.shape[0]
         starts = []
         for node in np.asarray(anchors).tolist():
             history = query.prefix_tokens(tree, node)
             first = self._rollouts + node * self._continuations  # by node id: no two nodes share a key
             starts.append(
                 [
-                    Start(node, Stage.CONTINUATION, leaf, history, states[node], int(depth[node]))
+                    Start(node, Stage.CONTINUATION, leaf, history, states[node], int(depth[node]), size)
                     for leaf in range(first, first + self._continuations)
                 ]
             )

@@ -48,11 +48,13 @@ class Start:
     history: np.ndarray  # int32 [n], the tokens from the prompt to `node`
     state: Any  # the environment's state at `node`
     turn: int  # turns already done at `node`
+    prompt_tokens: int  # of `history`, those of the prompt
 
 
 def bare_starts(prompt: Prompt, leaves: range) -> list[Start]:
     """Starts of bare rollouts with these leaf indices."""
-    return [Start(0, Stage.ROOT_ROLLOUT, leaf, prompt.tokens, prompt.state, 0) for leaf in leaves]
+    size = prompt.tokens.shape[0]
+    return [Start(0, Stage.ROOT_ROLLOUT, leaf, prompt.tokens, prompt.state, 0, size) for leaf in leaves]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Runner:
             history=start.history,
             state=start.state,
             turn=start.turn,
-            limits=sampling.limits,
+            limits=sampling.limits.of_prompt(start.prompt_tokens),
             temperature=sampling.temperature,
             key=keys.episode_key(sampling.seed, sampling.stream, sampling.step, uid, start.leaf),
             salt=sampling.salt,
