@@ -304,9 +304,17 @@ def test_a_start_outside_the_turn_limit_is_refused(toy, turn):
 
 @pytest.mark.parametrize(
     "field, value",
-    [("max_turns", 0), ("max_turn_tokens", 0), ("context_length", 0), ("max_observation_tokens", 0), ("deadline", 0.0)],
-)
+    [("max_turns", 0), ("max_turn_tokens", 0), ("context_length", 0), ("max_observation_tokens", 0), ("deadline", 0.0),
+     ("max_response_tokens", 0)],
+)  # fmt: skip
 def test_limits_are_checked(field, value):
     good = dict(max_turns=1, max_turn_tokens=1, context_length=1, max_observation_tokens=1, deadline=None)
     with pytest.raises(ValueError, match=f"limits: {field} is {value}"):
         Limits(**{**good, field: value})
+
+
+@pytest.mark.parametrize("response, context", [(None, 20), (1, 8), (12, 19), (13, 20), (14, 20)])
+def test_a_response_limit_is_a_shorter_context(toy, response, context):
+    limits = toy.limits(context_length=20, max_response_tokens=response)
+    assert limits.of_prompt(7) == dataclasses.replace(limits, context_length=context)
+    assert limits.of_prompt(7).of_prompt(7) == limits.of_prompt(7)

@@ -109,6 +109,25 @@ def test_worked_tree_histories_keys_and_cache(toy):
     assert {request.group for request in engine.requests} == {"p"}
 
 
+def test_the_response_limit_counts_from_the_prompt_also_for_forks(toy):
+    """The worked tree, at most 13 tokens behind the 3 of the prompt: the third turn of a path begins at token 15.
+
+    So the answers of leaves 0, 2 and 4 are cut behind one token, "!"; leaves 2 and 4 start from a history of 9 tokens.
+    """
+    engine = ScriptedEngine(worked_script(toy))
+    sampling = toy.sampling(limits=toy.limits(max_response_tokens=13))
+    runner = Runner(engine, toy.environment(), sampling, EpisodeSlots(64))
+    collected = asyncio.run(collect_prompt(runner, TRACE, Table([0.6, 0.9, 0.3]), toy.prompt(), 2))
+    tree = collected.tree.validate()
+    cut, answered = Finish.LENGTH, Finish.ANSWER
+    leaves = [3, 5, 7, 8, 10, 11]
+    assert tree.finish[leaves].tolist() == [cut, answered, cut, answered, cut, answered]
+    assert [query.prefix_tokens(tree, leaf).size - 3 for leaf in leaves] == [13, 8, 13, 8, 13, 8]
+    assert tree.reward[leaves] == pytest.approx([0.4, 0.1, 0.3, 0.2, 0.2, 0.1])  # of the state before the cut turn
+    assert collected.counts.generated_tokens == (3 + 3 + 1) + (3 + 2) + (3 + 1) + 2 + (3 + 1) + 2
+    assert {(r.tokens.size, r.max_new_tokens) for r in engine.requests} == {(3, 13), (9, 7), (15, 1)}
+
+
 def test_flat_strategies_never_ask_the_predictor(toy):
     engine = ScriptedEngine(worked_script(toy))
     collected = collect(toy, engine, None, strategy=Grpo(2, 2))

@@ -68,6 +68,16 @@ def test_anchor_scores_start_from_the_replayed_state(toy):
     assert predictor.counts.units == 8 + 12 / 2 and predictor.counts.tool_calls - before == 3 + 3
 
 
+def test_the_response_limit_counts_from_the_prompt_also_for_anchors(toy):
+    # 13 tokens behind the 3 of the prompt; the anchors stand at 9, 15 and 9 tokens
+    engine = ScriptedEngine(toy.lines("!\n", "!\n", "!\n"))
+    predictor = oracle(toy, engine, limits=toy.limits(max_response_tokens=13))
+    asyncio.run(predictor.score_prompts([toy.prompt()]))
+    tree = hand_tree(toy)
+    asyncio.run(predictor.score_anchors(tree, query.anchors(tree)))
+    assert {(r.tokens.size, r.max_new_tokens) for r in engine.requests} == {(3, 13), (9, 7), (15, 1)}
+
+
 def test_anchor_scores_need_the_prompt(toy):
     tree = hand_tree(toy)
     with pytest.raises(ValueError, match="prompt 'p' was not scored in this step"):

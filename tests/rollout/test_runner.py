@@ -19,6 +19,7 @@ def test_bare_starts(toy):
     prompt = toy.prompt()
     starts = bare_starts(prompt, range(2, 4))
     assert [(s.node, s.stage, s.turn, s.leaf) for s in starts] == [(0, Stage.ROOT_ROLLOUT, 0, leaf) for leaf in (2, 3)]
+    assert [s.prompt_tokens for s in starts] == [3, 3]
     assert all(s.history is prompt.tokens and s.state is prompt.state for s in starts)
 
 
