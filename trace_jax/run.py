@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from trace_jax.assemble import assemble
 from trace_jax.config import ConfigError, RunConfig
 from trace_jax.engines.base import EngineDown
 from trace_jax.eval.evaluate import Evaluation
+from trace_jax.interruption import Interruption
 from trace_jax.loop import Run
 from trace_jax.report import closing, console
 from trace_jax.rollout.scheduler import Progress
@@ -38,7 +37,7 @@ def run(config: RunConfig, workdir: str | os.PathLike[str]) -> None:
     """
     workdir = Path(workdir).absolute()
     take_devices(config)
-    with _Interruption() as interruption, contextlib.closing(_open(config, workdir)) as checkpoints:
+    with Interruption() as interruption, contextlib.closing(_open(config, workdir)) as checkpoints:
         rows = _rows(workdir)
         parts = assemble(config, workdir)
         resumed = saving.restore(parts, checkpoints)
@@ -75,7 +74,7 @@ async def _train(
     run: Run,
     checkpoints: Checkpointer,
     writers: Writers,
-    interruption: _Interruption,
+    interruption: Interruption,
     resumed: bool,
     pending: Row | None,
 ) -> None:
@@ -203,41 +202,3 @@ def _close(config: RunConfig, workdir: Path) -> None:
     more.append(f"pip install tensorboard && tensorboard --logdir={os.path.relpath(workdir.parent)}")
     print(f"\n{table}\n\nmetrics: {os.path.join(here, 'metrics.jsonl')}\n\ntry next:")
     print("\n".join(f"  {line}" for line in more))
-
-
-class _Interruption:
-    """What the first SIGTERM or Ctrl-C does: KeyboardInterrupt, or a call. The next one ends the process at once."""
-
-    def __init__(self):
-        self.asked = False
-        self._respond: Callable[[], object] = _raise_keyboard_interrupt
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Interruption:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    @contextlib.contextmanager
-    def calls(self, loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> Iterator[None]:
-        """The first signal has `loop` call `function` in this context, and does nothing after it."""
-        self._respond = lambda: loop.call_soon_threadsafe(function)
-        try:
-            yield
-        finally:
-            self._respond = lambda: None
-
-    def _handle(self, number, frame) -> None:
-        del number, frame
-        self.asked = True
-        for number in self._before:
-            signal.signal(number, signal.SIG_DFL)
-        self._respond()
-
-
-def _raise_keyboard_interrupt() -> None:
-    raise KeyboardInterrupt
