@@ -135,8 +135,13 @@ def lookup(folder):
 
 
 @pytest.fixture(scope="module")
-def lookup_grpo(folder):
-    return finished(folder, "lookup_grpo", {"task": "lookup", "strategy": "grpo"})
+def lookup_pcl(folder):
+    return finished(folder, "lookup_pcl", {"task": "lookup", "strategy": "pcl"})
+
+
+@pytest.fixture(scope="module")
+def treepo(folder):
+    return finished(folder, "treepo", {"strategy": "treepo", "sampling.max_response_tokens": 18})
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +159,7 @@ def served(folder):
         return finished(folder, "served", changes | {"loss.max_logprob_gap": 100.0})
 
 
-RUNS = ("critic", "stateful", "head", "oracle", "grpo", "lookup", "lookup_grpo", "adapted")
+RUNS = ("critic", "stateful", "head", "oracle", "grpo", "lookup", "lookup_pcl", "treepo", "adapted")
 
 
 @pytest.fixture(scope="module", params=RUNS)
@@ -204,7 +209,7 @@ def test_drift_is_called_out_once(folder, capsys):
 
 
 def test_predictor_metrics(done):
-    uses_one = done.config.strategy == "trace"
+    uses_one = done.config.strategy in ("trace", "pcl")
     learned = uses_one and done.config.predictor.kind != "oracle"
     for row in done.rows[1:]:
         assert (PREDICTOR <= set(row)) == uses_one and (FITTED <= set(row)) == learned
@@ -225,7 +230,9 @@ def test_the_budget_is_spent_to_the_unit(done):
         assert finishes == row["rollout/root_rollouts"] + row["rollout/continuations"]
         if done.config.budget.unit == "rollouts":
             assert row["rollout/budget_units"] == UNITS
-        if done.config.strategy == "grpo":
+        if done.config.strategy == "treepo":  # 8 root rollouts, 4 for a prompt
+            assert row["rollout/active_prompts"] == 2
+        if done.config.strategy in ("grpo", "pcl"):
             assert (row["rollout/root_rollouts"], row["rollout/active_prompts"]) == (UNITS, UNITS / 4)
 
 
@@ -382,7 +389,7 @@ def test_a_mesh_of_two_devices(folder):
     assert [row["step"] for row in read_jsonl(folder / "mesh" / "metrics.jsonl")] == [0, 1, 2, 3, 4]
 
 
-def test_every_setting_is_read(critic, stateful, head, oracle, grpo, lookup, adapted, served):
+def test_every_setting_is_read(critic, stateful, head, oracle, grpo, lookup, treepo, adapted, served):
     def fields(value, name=""):
         for field in dataclasses.fields(value):
             inner = getattr(value, field.name)
