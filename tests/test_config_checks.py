@@ -28,7 +28,7 @@ BROKEN = [
     ({"devices.memory_fraction": 1.5}, r"config.devices.memory_fraction is 1.5, must be in \(0, 1\] or left unset"),
     ({"devices.memory_fraction": 0.5, "devices.on_demand": True}, "memory_fraction is 0.5, but with on_demand nothing"),
     ({"devices.visible": "gpu0"}, "config.devices.visible is 'gpu0'; give numbers of GPUs with commas between"),
-    ({"task": "math"}, "config.model.path is not set, but config.task 'math' is read as a chat; give a model folder"),
+    ({"task": "math"}, "config.model.path is not set, but config.task 'math' is read as a chat; give a model fo"),
     (CHAT | {"chat.max_prompt_tokens": 4096}, "max_prompt_tokens is 4096, must be below model.context_length 4096"),
     ({"math.eval_sets": ()}, r"config.math.eval_sets is \(\); name at least one data set, and each once"),
     ({"multihop_qa.eval_sets": ("musique", "musique")}, "config.multihop_qa.eval_sets is"),

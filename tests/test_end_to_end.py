@@ -35,7 +35,7 @@ UNITS = 16  # 8 root rollouts, and 2 continuations of half a unit for each
 ROLLOUT = {
     f"rollout/{name}"
     for name in "effective_ratio useful_groups_per_unit active_prompts skipped_prompts budget_units generated_tokens"
-    " prefilled_tokens cached_tokens prefix_hit_rate tool_calls success expected_tokens cache_evictions mixed_version_trees"
+    " prefilled_tokens cached_tokens prefix_hit_rate tool_calls format_valid_share success expected_tokens cache_evictions mixed_version_trees"
     " preloaded_tokens".split()
 }
 TIME = {
@@ -298,13 +298,6 @@ def test_adapters_go_back_to_the_weights_they_belong_to(adapted, folder, tmp_pat
 def test_examples_that_do_not_fit(folder, tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message) as error:
         assemble.assemble(tiny(folder, ADAPTED | changes), tmp_path)
-    one_line(error)
-
-
-def test_a_prompt_that_does_not_begin_like_the_others(adapted):
-    environment = dataclasses.replace(adapted.parts.environment, trunk=adapted.parts.environment.trunk[::-1])
-    with pytest.raises(ConfigError, match="does not begin with the .* tokens of the examples") as error:
-        dataclasses.replace(adapted.parts, environment=environment).prompts("eval", 0, 1)
     one_line(error)
 
 

@@ -232,13 +232,13 @@ def _data_tasks(config: RunConfig) -> Iterable[str]:
     if config.task in DATA_TASKS:
         if config.model.path is None:
             yield (
-                f"config.model.path is not set, but config.task {config.task!r} is read as a chat; give a model folder, "
-                "a .gguf file or package:NAME"
+                f"config.model.path is not set, but config.task {config.task!r} is read as a chat; give a model "
+                "folder, a .gguf file or package:NAME"
             )
         if config.chat.max_prompt_tokens >= config.model.context_length:
             yield (
-                f"config.chat.max_prompt_tokens is {config.chat.max_prompt_tokens}, must be below model.context_length "
-                f"{config.model.context_length}: the answer needs room"
+                f"config.chat.max_prompt_tokens is {config.chat.max_prompt_tokens}, must be below "
+                f"model.context_length {config.model.context_length}: the answer needs room"
             )
     for name, sets in (("math", config.math.eval_sets), ("multihop_qa", config.multihop_qa.eval_sets)):
         if not sets or len(set(sets)) < len(sets):

@@ -60,13 +60,13 @@ class MathConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MultihopQaConfig:
-    """Multi-hop questions with a search tool (tasks/multihop_qa). HotpotQA, 5 turns, 300 characters a document: paper."""
+    """Multi-hop questions with a search tool (tasks/multihop_qa). HotpotQA and 5 turns: paper 6.2 and E.3."""
 
     train: str = "hotpotqa"
     eval_sets: tuple[str, ...] = ("hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
     max_turns: int = 5
     search_url: str | None = None  # of `python -m trace_jax.retrieval`; None: BM25 over the paragraphs of the records
-    document_characters: int = 300  # that a search shows of each document
+    document_characters: int = 300  # that a search shows of each document; rLLM's agent, which the paper's is
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,22 +95,19 @@ class Run:
         return self.prompts("train", self.config.seed * _PROMPTS_PER_SEED + cursor, count)
 
     def prompts(self, split: str, start: int, count: int) -> list[Prompt]:
-        """Prompts start .. start + count - 1 of a split.
+        """Prompts start .. start + count - 1 of a split, or up to its end.
 
-        ConfigError for one that leaves no room for an answer, or that does not begin with the tokens that all share.
+        ConfigError for one that leaves no room for an answer.
         """
-        task, limit, trunk = self.environment.task, self.limits.context_length, self.environment.trunk
-        prompts = [self.environment.prompt(task.instance(split, start + i)) for i in range(count)]
+        task, limit = self.environment.task, self.limits.context_length
+        end, size = start + count, task.size(split)
+        numbers = range(start, end if size is None else min(end, size))
+        prompts = [self.environment.prompt(task.instance(split, i)) for i in numbers]
         for prompt in prompts:
             if prompt.tokens.shape[0] >= limit:
                 raise ConfigError(
                     f"config.model.context_length is {limit}, but prompt {prompt.uid} alone has "
                     f"{prompt.tokens.shape[0]} tokens; raise it or lower the task's difficulty"
-                )
-            if not np.array_equal(prompt.tokens[: trunk.size], trunk):
-                raise ConfigError(
-                    f"config.model.path: prompt {prompt.uid} does not begin with the {trunk.size} tokens of the "
-                    "examples: this tokenizer joins their end with the question"
                 )
         return prompts
 

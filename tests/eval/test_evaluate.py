@@ -23,7 +23,7 @@ from trace_jax.types import Prompt
 class OneLine:
     """One turn an episode; an answer is right if it is "y"."""
 
-    name, stop, word_level, preamble, max_turns, tool_timeout = "one", "\n", False, "", 2, None
+    name, stop, closings, preamble, max_turns, tool_timeout = "one", "\n", ("\n",), "", 2, None
 
     def step(self, state, action):
         return StepResult(action, "", True, 0)

@@ -30,7 +30,7 @@ class Adder:
 
     name = "adder"
     stop = "\n"
-    word_level = False
+    closings = ("\n",)
     preamble = ""
     max_turns = 8
 

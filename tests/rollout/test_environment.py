@@ -94,7 +94,8 @@ def test_make_environment_reads_the_tokenizer(toy):
     task = toy.Adder()
     made = make_environment(task, tokenizers.build_tokenizer(tuple("+0123456789=!go\n"), False))
     ids = made.encode("+3\n")
-    assert made.decode(ids) == "+3\n" and made.stop_ids == (int(ids[-1]),) and made.stop_tokens.tolist() == [ids[-1]]
+    assert made.decode(ids) == "+3\n" and made.stop_ids == (int(ids[-1]),)
+    assert [(text, tokens.tolist()) for text, tokens in made.closings] == [("\n", [ids[-1]])]
     assert asyncio.run(made.step(toy.Total(4), ids, None)).state.value == 7
     with pytest.raises(ValueError, match="stop text"):
         make_environment(task, tokenizers.build_tokenizer(tuple("+0123456789"), False))

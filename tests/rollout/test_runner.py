@@ -51,9 +51,9 @@ def test_check_prompts_compares_limits_with_engine_and_tokenizer(toy):
         runner(toy, ScriptedEngine(toy.lines(), context_length=100)).check_prompts([])
     ready = runner(toy, ScriptedEngine(toy.lines()), max_observation_tokens=1)
     ready.check_prompts([])
-    ready.environment.task.stop = "\n\n"
-    del ready.environment.__dict__["stop_tokens"]
-    with pytest.raises(ValueError, match="max_observation_tokens is 1, but the stop text alone has 2"):
+    ready.environment.task.closings = ("\n\n", "\n")
+    del ready.environment.__dict__["closings"]
+    with pytest.raises(ValueError, match="max_observation_tokens is 1, but what ends one has 2 tokens alone"):
         ready.check_prompts([])
 
 

@@ -17,6 +17,7 @@ class BudgetCount:
     prefilled_tokens: int = 0  # of histories, computed by the engine
     cached_tokens: int = 0  # of histories, served from the prefix cache
     tool_calls: int = 0  # executed by the environment
+    failed_calls: int = 0  # meant as tool calls, but malformed or impossible
     prefix_tokens: int = 0  # of the prefixes that continuations were forked from, behind what all prompts share
     prefix_cached_tokens: int = 0  # of those, served from the prefix cache
 

@@ -107,7 +107,7 @@ class _Run:
         self._states: list[Any] = []
         self._generated = self._prefilled = self._cached = 0
         self._prefix = self._prefix_cached = 0
-        self.tool_calls = 0
+        self.tool_calls = self.failed_calls = 0
         self.weight_version = -1  # stays so where nothing was sampled
 
     def history(self) -> np.ndarray:
@@ -168,6 +168,7 @@ class _Run:
             prefix_tokens=self._prefix,
             prefix_cached_tokens=self._prefix_cached,
             tool_calls=self.tool_calls,
+            failed_calls=self.failed_calls,
         )
         return Episode(self._turns, self._states, counts, error)
 
@@ -274,7 +275,8 @@ async def _answer(run: _Run, generation: Generation, turn: int, limits: Limits) 
         timeout = min(timeout, max(remaining, 0.0))
     try:
         result = await environment.step(run.state, generation.tokens, timeout)
-        goes_on, calls = not result.done and turn < limits.max_turns, int(result.tool_calls)
+        goes_on = not result.done and turn < limits.max_turns
+        calls, failed = int(result.tool_calls), int(result.failed_calls)
         observation = _NO_TOKENS
         if goes_on:
             observation = environment.observation(result.observation, limits.max_observation_tokens)
@@ -286,6 +288,7 @@ async def _answer(run: _Run, generation: Generation, turn: int, limits: Limits) 
         return run.fail(Finish.ENVIRONMENT_ERROR, error, generation)
     run.state = result.state
     run.tool_calls += calls
+    run.failed_calls += failed
     if not goes_on:
         return await run.close(Finish.ANSWER if result.done else Finish.TURN_LIMIT, generation)
     if run.size + generation.tokens.shape[0] + observation.shape[0] >= limits.context_length:

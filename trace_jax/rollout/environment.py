@@ -37,8 +37,9 @@ class Environment:
     trunk: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))  # every prompt begins with it
 
     def prompt(self, instance: Instance) -> Prompt:
-        """The instance as token ids, with its first state."""
-        tokens = np.asarray(self.encode(instance.text), np.int32)
+        """The instance as token ids, with its first state. What all prompts begin with is tokenised by itself."""
+        tokens = np.asarray(self.encode(instance.text.removeprefix(self.task.preamble)), np.int32)
+        tokens = np.concatenate([self.trunk, tokens])
         return Prompt(uid=instance.uid, tokens=tokens, state=instance.state, group=instance.group).validate()
 
     async def step(self, state: Any, action: np.ndarray, timeout: float | None) -> StepResult:
@@ -64,8 +65,8 @@ class Environment:
     def observation(self, text: str, limit: int) -> np.ndarray:
         """Token ids of an observation, at most `limit`.
 
-        Rule for a longer one (our choice): the head is kept; if the whole text ended with the task's stop, so do the
-        kept tokens, because the policy has learnt that a turn begins after a stop. Text beyond `CHARACTERS_PER_TOKEN`
+        Rule for a longer one (our choice): the head is kept; if the whole text ended with one of the task's closings,
+        so do the kept tokens, because the policy has learnt that a turn begins there. Text beyond `CHARACTERS_PER_TOKEN`
         characters a token is cut before it is tokenised, and the last token of the cut text, which may be half a word,
         is dropped; so the work is bounded by `limit`, whatever a tool returns.
         """
@@ -76,13 +77,13 @@ class Environment:
                 return ids
         else:
             ids = np.asarray(self.encode(text[:most]), np.int32)[:-1]
-        tail = self.stop_tokens if text.endswith(self.task.stop) else self.stop_tokens[:0]
+        tail = next((t for end, t in self.closings if text.endswith(end)), np.zeros(0, np.int32))
         return np.concatenate([ids[: limit - tail.size], tail])
 
     @functools.cached_property
-    def stop_tokens(self) -> np.ndarray:
-        """Token ids of the task's stop text."""
-        return np.asarray(self.encode(self.task.stop), np.int32)
+    def closings(self) -> tuple[tuple[str, np.ndarray], ...]:
+        """Each of the task's closings with its token ids."""
+        return tuple((text, np.asarray(self.encode(text), np.int32)) for text in self.task.closings)
 
 
 def make_environment(

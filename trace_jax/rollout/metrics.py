@@ -18,6 +18,7 @@ def rollout_metrics(collected: Sequence[Collected], trees: Sequence[RolloutTree]
     `prefix_hit_rate`: of the tokens of all forked prefixes H_t, the share that came from the engine's cache when the
     fork was made; at most (n - 1) / n for a prefix of n tokens, whose last one is always computed. What all prompts
     begin with (few-shot examples) is left out. 1 without forks.
+    `format_valid_share`: of what was meant as tool calls, the share that could be carried out. 1 without any.
     `mixed_version_trees`: trees whose turns were sampled from more than one set of weights.
 
     Args:
@@ -26,7 +27,7 @@ def rollout_metrics(collected: Sequence[Collected], trees: Sequence[RolloutTree]
       pool: prompts that were drawn.
     """
     counts = sum((c.counts for c in collected), BudgetCount())
-    useful = metrics.useful_groups(trees)
+    useful, calls = metrics.useful_groups(trees), counts.tool_calls + counts.failed_calls
     report = {
         "effective_ratio": metrics.effective_ratio(trees),
         "useful_groups": useful,
@@ -39,6 +40,7 @@ def rollout_metrics(collected: Sequence[Collected], trees: Sequence[RolloutTree]
         "cached_tokens": counts.cached_tokens,
         "prefix_hit_rate": counts.prefix_cached_tokens / counts.prefix_tokens if counts.prefix_tokens else 1.0,
         "tool_calls": counts.tool_calls,
+        "format_valid_share": counts.tool_calls / calls if calls else 1.0,
         "success": metrics.success_rate(trees),
         "root_rollouts": metrics.num_rollouts(trees, Stage.ROOT_ROLLOUT),
         "continuations": metrics.num_rollouts(trees, Stage.CONTINUATION),

@@ -124,6 +124,7 @@ class Runner:
             if prompt.uid in seen:
                 raise ValueError(f"prompt {prompt.uid!r} appears twice in one batch; uids must be unique in a batch")
             seen.add(prompt.uid)
-        stop, kept = self.environment.stop_tokens.size, self.sampling.limits.max_observation_tokens
-        if kept < stop:
-            raise ValueError(f"limits.max_observation_tokens is {kept}, but the stop text alone has {stop} tokens")
+        kept = self.sampling.limits.max_observation_tokens
+        closing = max(tokens.size for _, tokens in self.environment.closings)
+        if kept < closing:
+            raise ValueError(f"limits.max_observation_tokens is {kept}, but what ends one has {closing} tokens alone")

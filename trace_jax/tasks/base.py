@@ -25,7 +25,7 @@ class Instance:
     """One question of a task."""
 
     uid: str  # "name/split/index"
-    text: str  # the prompt's text, ends with the task's `stop`
+    text: str  # the prompt's text, begins with the task's `preamble`
     state: Any  # the environment before the first turn; immutable
     group: str  # difficulty class, for reports only
 
@@ -35,9 +35,10 @@ class StepResult:
     """What the environment did with one action."""
 
     state: Any  # the environment after the action; immutable
-    observation: str  # text shown to the policy; ends with the task's `stop`, empty when `done`
+    observation: str  # text shown to the policy; ends with one of the task's `closings`, empty when `done`
     done: bool  # True after a final answer
     tool_calls: int  # number of tool calls that the action made, malformed ones not counted
+    failed_calls: int = 0  # what was meant as a call, but could not be read or carried out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +63,13 @@ class Task(Protocol):
 
     name: str
     stop: str  # the text that ends every turn
-    word_level: bool  # the small tokenizer: one token a blank-separated word (True) or one a character (False)
-    preamble: str  # the text that every prompt begins with, ends with `stop`; "" where there is none
-    labels: Labels
+    closings: tuple[str, ...]  # texts that an observation may end with; of one that ends with another, the longer first
+    preamble: str  # the text that every prompt begins with; "" where there is none
     max_turns: int  # turns after which an episode is cut off
     tool_timeout: float | None  # seconds a step may take; None where tools are in memory and run inline
 
-    def symbols(self) -> tuple[str, ...]:
-        """The vocabulary of the small tokenizer, in a fixed order, `stop` included."""
+    def size(self, split: str) -> int | None:
+        """Number of instances of a split; None where there is no end."""
         ...
 
     def instance(self, split: str, index: int) -> Instance:
@@ -90,6 +90,17 @@ class Task(Protocol):
 
     def slip(self, state: Any, rng: np.random.Generator) -> str:
         """A plausible wrong next action, `stop` included; the expert's own where a slip makes no sense."""
+        ...
+
+
+class SmallTask(Task, Protocol):
+    """A task of generated questions in short lines, which a small tokenizer of its own can read."""
+
+    word_level: bool  # the small tokenizer: one token a blank-separated word (True) or one a character (False)
+    labels: Labels
+
+    def symbols(self) -> tuple[str, ...]:
+        """The vocabulary of the small tokenizer, in a fixed order, `stop` included."""
         ...
 
 

@@ -38,15 +38,20 @@ class FewShot:
 
     word_level = False
 
-    def __init__(self, task: base.Task, examples: base.Task, shots: Mapping[str, int]):
+    def __init__(self, task: base.SmallTask, examples: base.SmallTask, shots: Mapping[str, int]):
         self._task, self._labels = task, task.labels
         self.name, self.stop, self.labels = task.name, task.stop, task.labels
+        self.closings = task.closings
         self.max_turns, self.tool_timeout = task.max_turns, task.tool_timeout
         self.preamble = "".join(self._example(examples, index) for index in _choose(examples, shots))
 
     def symbols(self) -> tuple[str, ...]:
         """The characters of the preamble and of the wrapped task's symbols, for the small tokenizer."""
         return tuple(sorted(set("".join((self.preamble, *self._task.symbols())))))
+
+    def size(self, split: str) -> int | None:
+        """The task's."""
+        return self._task.size(split)
 
     def instance(self, split: str, index: int) -> base.Instance:
         """The task's instance with the preamble before its question."""

@@ -52,6 +52,7 @@ class Arithmetic:
 
     name = "arithmetic"
     stop = "\n"
+    closings = (stop,)
     word_level = False
     preamble = ""
     labels = base.Labels("Question: ", "Result: ", (("=", "Answer: "), ("", "Step: ")))
@@ -69,6 +70,9 @@ class Arithmetic:
     def symbols(self) -> tuple[str, ...]:
         """Digits, operators, parentheses, "=", "?" and the line end."""
         return (*"0123456789", *expressions.OPERATORS, *"()=", ERROR, self.stop)
+
+    def size(self, split: str) -> None:
+        """Without end."""
 
     def instance(self, split: str, index: int) -> base.Instance:
         """Draws a number of operations, then trees of that size until one belongs to the split."""
@@ -92,7 +96,7 @@ class Arithmetic:
             result = expressions.apply(int(call[1]), call[2], int(call[3]))
             state = dataclasses.replace(state, results=(*state.results, result))
             return base.StepResult(state, f"{result}{self.stop}", False, 1)
-        return base.StepResult(state, ERROR + self.stop, False, 0)
+        return base.StepResult(state, ERROR + self.stop, False, 0, 1)
 
     def score(self, state: ArithmeticState) -> base.Outcome:
         """1 if the answer is the tree's value modulo 100, else 0; no answer scores 0."""

@@ -1,4 +1,4 @@
-"""Reading a turn's text as a `Reply`, and writing a `Reply` as text, in the two call syntaxes that models were trained on.
+"""Reading a turn's text as a `Reply` and writing a `Reply` as text, in the two call syntaxes of the models.
 
 Whatever a policy writes is read: what was meant as a call and is none becomes a `BadCall` that says why. Nothing is
 evaluated; arguments are JSON.
@@ -61,7 +61,7 @@ def read_bare(text: str) -> Reply:
 
 
 def write_bare(reply: Reply) -> str:
-    """The text that `read_bare` reads as this reply. Raises ValueError for calls among text, and for one that is none."""
+    """The text that `read_bare` reads as this reply. Raises ValueError for calls among text, or for one that is none."""
     if reply.calls and reply.text:
         raise ValueError("this chat format has no turn of text and calls; leave one of them out")
     thought = f"{_THINK}\n{reply.thought}\n{_THOUGHT}\n" if reply.thought else ""

@@ -46,13 +46,16 @@ def opening(family: Family, renderer: Renderer, record: Record, shots: int) -> t
 
 
 class Chat:
-    """The task. `shots`: solved conversations that every prompt begins with."""
+    """The task.
 
-    def __init__(self, family: Family, renderer: Renderer, records: Records, *, shots: int = 0):
+    `shots`: solved conversations that every prompt begins with. `preamble`: the text that all prompts begin with, ""
+    where they have none in common.
+    """
+
+    def __init__(self, family: Family, renderer: Renderer, records: Records, *, shots: int, preamble: str):
         self._family, self._renderer, self._records, self._shots = family, renderer, records, shots
         self.name, self.max_turns, self.tool_timeout = family.name, family.max_turns, family.tool_timeout
-        self.stop, self.closings = renderer.format.stop, renderer.closings
-        self.preamble = self._shared()
+        self.stop, self.closings, self.preamble = renderer.format.stop, renderer.closings, preamble
 
     def size(self, split: str) -> int | None:
         """Number of instances of a split, None without end."""
@@ -89,13 +92,6 @@ class Chat:
         """The expert's turn: real records come with no plausible mistakes."""
         del rng
         return self.expert(state)
-
-    def _shared(self) -> str:
-        """What all prompts begin with: the part before the question, where it is the same for every record."""
-        train, *others = (self._records.train, *self._records.evaluation)
-        records = [train[0], train[len(train) - 1], *(chosen[0] for chosen in others)]
-        begins = {opening(self._family, self._renderer, record, self._shots)[1] for record in records}
-        return begins.pop() if len(begins) == 1 else ""
 
 
 def _as_message(renderer: Renderer, turn: Message | Reply) -> Message:

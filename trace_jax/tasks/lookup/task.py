@@ -59,6 +59,7 @@ class Lookup:
 
     name = "lookup"
     stop = "\n"
+    closings = (stop,)
     word_level = True
     preamble = ""
     labels = base.Labels("Question: ", "Result: ", ((f"{_ANSWER} ", "Answer: "), (f"{_SEARCH} ", "Search: ")))
@@ -76,6 +77,9 @@ class Lookup:
     def symbols(self) -> tuple[str, ...]:
         """All words of names and relations, the two verbs, and the tool's marks."""
         return (*worlds.words(), _SEARCH, _ANSWER, _SEPARATOR, NO_MATCH, ERROR, self.stop)
+
+    def size(self, split: str) -> None:
+        """Without end."""
 
     def instance(self, split: str, index: int) -> base.Instance:
         """Draws a knowledge base of the split, a number of hops and a path that visits no entity twice."""
@@ -96,7 +100,7 @@ class Lookup:
         if verb == _ANSWER:
             return base.StepResult(dataclasses.replace(state, answer=" ".join(words)), "", True, 0)
         if verb != _SEARCH:
-            return base.StepResult(state, ERROR + self.stop, False, 0)
+            return base.StepResult(state, ERROR + self.stop, False, 0, 1)
         found = state.world.search(words, RESULTS)
         if not found:
             return base.StepResult(state, NO_MATCH + self.stop, False, 1)
