@@ -2,36 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
-import sys
 from collections.abc import Sequence
-from types import ModuleType
 
-import numpy as np
-
-
-def _import_bm25s() -> ModuleType:
-    """Imports bm25s without letting it find JAX.
-
-    At import it runs a top-k in JAX, if there is one. That starts JAX's backends, after which neither their number of
-    devices nor a multi-process set-up can be changed any more. Nothing here uses that top-k.
-    """
-    missing = object()
-    jax = sys.modules.get("jax", missing)
-    sys.modules["jax"] = None  # what Python takes for "cannot be imported"
-    try:
-        module = importlib.import_module("bm25s")
-    finally:
-        if jax is missing:
-            del sys.modules["jax"]
-        else:
-            sys.modules["jax"] = jax
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it asks for DEBUG, which a root handler would print
-    return module
-
-
-bm25s = _import_bm25s()
+from trace_jax.retrieval import bm25
 
 
 class SearchIndex:
@@ -44,7 +17,7 @@ class SearchIndex:
         if not documents:
             raise ValueError("search index: there are no documents; a knowledge base needs at least one")
         self._vocabulary = frozenset(word for document in documents for word in document)
-        self._bm25 = bm25s.BM25(k1=1.5, b=0.75, method="lucene", backend="numpy")
+        self._bm25 = bm25.new_model()
         self._bm25.index([list(document) for document in documents], show_progress=False)
 
     def search(self, words: Sequence[str], limit: int) -> list[int]:
@@ -55,6 +28,4 @@ class SearchIndex:
         known = [word for word in words if word in self._vocabulary]
         if not known:
             return []
-        scores = self._bm25.get_scores(known)
-        best = np.argsort(-scores, kind="stable")[:limit]
-        return [int(i) for i in best if scores[i] > 0]
+        return [int(i) for i in bm25.best(self._bm25.get_scores(known), limit)]
