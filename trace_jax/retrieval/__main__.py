@@ -1,6 +1,6 @@
 """Builds and serves an index of passages.
 
-    python -m trace_jax.retrieval build --corpus=wiki-18.jsonl.gz --index=indexes/wiki --kind=e5 --model=intfloat/e5-base-v2
+    python -m trace_jax.retrieval build --corpus=wiki-18.jsonl.gz --index=indexes/wiki --kind=bm25
     python -m trace_jax.retrieval serve --index=indexes/wiki --port=8000
 """
 
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     two.add_argument("--index", type=Path, required=True, help="folder of the index")
     two.add_argument("--host", default="127.0.0.1", help="address to listen on; the default is this machine alone")
     two.add_argument("--port", type=int, default=8000, help="0: any free one")
-    two.add_argument("--model", default="", help="e5: the encoder, where it lies elsewhere than at the time of building")
+    two.add_argument("--model", default="", help="e5: the encoder, if it lies elsewhere than when the index was built")
     two.add_argument("--device", default="cpu", help="e5: cpu or cuda")
     two.set_defaults(run=serve)
     return parser

@@ -104,8 +104,10 @@ def _passages(reply: bytes) -> list[Passage]:
     """The passages of a reply to one query. Raises _Again for one of another shape."""
     try:
         (row,) = orjson.loads(reply)["result"]
+        if not isinstance(row, list):
+            raise TypeError("the passages of a query are no list")
         return [_passage(item) for item in row]
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:  # ValueError: no JSON, too
         raise _Again(f"a reply that is none of the protocol ({type(error).__name__}: {error})") from error
 
 
@@ -114,10 +116,13 @@ def _passage(item: Any) -> Passage:
 
     Raises KeyError, TypeError or ValueError for anything else.
     """
-    document, score = (item["document"], item["score"]) if "document" in item else (item, 0.0)
+    scored = isinstance(item, dict) and "document" in item
+    document, score = (item["document"], item["score"]) if scored else (item, 0.0)
     if not math.isfinite(score):
         raise ValueError(f"score {score}")
     fields = {"contents": document} if isinstance(document, str) else document
+    if not isinstance(fields, dict):
+        raise TypeError(f"a document that is a {type(fields).__name__}")
     title, text = fields.get("title") or "", fields.get("text")
     if isinstance(fields.get("contents"), str):
         title, text = split_contents(fields["contents"])

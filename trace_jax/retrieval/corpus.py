@@ -2,6 +2,7 @@
 
 A corpus file has one JSON object a line: {"id", "contents"} with the title in quotes on the first line of `contents`
 (as the Wikipedia corpus of Search-R1 has it), or {"title", "text"}, each with or without "id". It may be gzipped.
+Blank passages are left out, and so is a passage whose title and text an earlier one has.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class CorpusError(Exception):
 
 
 def read(path: Path, *, progress: bool = False) -> Iterator[Passage]:
-    """The passages of a corpus file, in order, read line by line; of equal ones (title and text) the first alone.
+    """The passages of a corpus file, in order, read line by line.
 
     `progress` shows a bar over the bytes of the file. Raises CorpusError for a file that is missing, cut off or in
     another format, and for one without passages.
@@ -35,7 +36,7 @@ def read(path: Path, *, progress: bool = False) -> Iterator[Passage]:
 
 
 def from_paragraphs(paragraphs: Iterable[Mapping[str, str]]) -> Iterator[Passage]:
-    """Passages of paragraphs {"title", "text"}, in order; of equal ones the first alone.
+    """Passages of paragraphs {"title", "text"}, in order.
 
     Raises CorpusError for a paragraph that is none, and where there is none at all.
     """
@@ -46,6 +47,8 @@ def from_paragraphs(paragraphs: Iterable[Mapping[str, str]]) -> Iterator[Passage
 def _distinct(passages: Iterator[Passage], nothing: str) -> Iterator[Passage]:
     seen = set()
     for passage in passages:
+        if not passage.text.strip() and not passage.title:
+            continue
         key = hashlib.blake2b(passage.contents.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         if key not in seen:
             seen.add(key)
@@ -92,6 +95,4 @@ def _passage(record: Any, where: str) -> Passage:
     if not isinstance(text, str) or not isinstance(title or "", str):
         keys = ", ".join(map(str, list(record)[:5])) or "none"
         raise CorpusError(f'{where}: has the keys {keys}; a passage has "contents", or "title" and "text", as strings')
-    if not text.strip() and not (title or "").strip():
-        raise CorpusError(f"{where}: the passage is empty")
     return Passage(title=" ".join((title or "").splitlines()), text=text, id="" if name is None else str(name))

@@ -1,0 +1,1 @@
+"""Multi-hop questions that are answered with a search tool."""
