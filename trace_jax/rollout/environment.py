@@ -66,9 +66,9 @@ class Environment:
         """Token ids of an observation, at most `limit`.
 
         Rule for a longer one (our choice): the head is kept; if the whole text ended with one of the task's closings,
-        so do the kept tokens, because the policy has learnt that a turn begins there. Text beyond `CHARACTERS_PER_TOKEN`
-        characters a token is cut before it is tokenised, and the last token of the cut text, which may be half a word,
-        is dropped; so the work is bounded by `limit`, whatever a tool returns.
+        so do the kept tokens, because the policy has learnt that a turn begins there. Text beyond
+        `CHARACTERS_PER_TOKEN` characters a token is cut before it is tokenised, and the last token of the cut text,
+        which may be half a word, is dropped; so the work is bounded by `limit`, whatever a tool returns.
         """
         most = CHARACTERS_PER_TOKEN * limit
         if len(text) <= most:

@@ -61,7 +61,7 @@ def read_bare(text: str) -> Reply:
 
 
 def write_bare(reply: Reply) -> str:
-    """The text that `read_bare` reads as this reply. Raises ValueError for calls among text, or for one that is none."""
+    """The text that `read_bare` reads as this reply. Raises ValueError for calls among text, or for a bad one."""
     if reply.calls and reply.text:
         raise ValueError("this chat format has no turn of text and calls; leave one of them out")
     thought = f"{_THINK}\n{reply.thought}\n{_THOUGHT}\n" if reply.thought else ""
