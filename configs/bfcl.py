@@ -56,7 +56,7 @@ def get_config(arguments: str = ""):
     config.predictor.update(learning_rate=3e-5, epochs=2)  # paper E.6
     config.eval.update(
         every=2,  # paper, figures
-        prompts=160,  # paper: a fifth is held out; of 4 x 200 entries, and all of it: ours
+        prompts=160,  # all that is held out: a fifth (paper) of 4 x 200 entries
         samples=4,  # paper: avg@4
     )
     return config

@@ -49,8 +49,8 @@ def get_config(arguments: str = ""):
     )
     config.sampling.update(
         temperature=0.6,  # paper E.3
-        # paper E.3. The loss scores the whole softmax, so draws from its likeliest 95 % make the gradient biased: it has
-        # to be accepted by name. Only SGLang draws so. Without the bias: --config.sampling.top_p=1.0.
+        # paper E.3. The loss scores the whole softmax, so draws from its likeliest 95 % make the gradient biased: it
+        # has to be accepted by name. Only SGLang draws so. Without the bias: --config.sampling.top_p=1.0.
         top_p=0.95,
         accept_truncation_bias=True,
         max_observation_tokens=2048,  # ours
