@@ -30,6 +30,7 @@ BROKEN = [
     ({"devices.visible": "gpu0"}, "config.devices.visible is 'gpu0'; give numbers of GPUs with commas between"),
     ({"task": "math"}, "config.model.path is not set, but config.task 'math' is read as a chat; give a model fo"),
     (CHAT | {"chat.max_prompt_tokens": 4096}, "max_prompt_tokens is 4096, must be below model.context_length 4096"),
+    (CHAT | {"chat.thinking": True, "chat.template": "llama3"}, "chat.thinking is set, but chat format llama3 has no"),
     ({"math.eval_sets": ()}, r"config.math.eval_sets is \(\); name at least one data set, and each once"),
     ({"multihop_qa.eval_sets": ("musique", "musique")}, "config.multihop_qa.eval_sets is"),
     ({"bfcl.categories": ("base", "parallel")}, "name some of base, long_context, miss_func, miss_param"),

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from trace_jax.config import FLAT, ConfigError, RunConfig, split_urls
+from trace_jax.config_tasks import DATA_TASKS, SMALL_TASKS
 
-SMALL_TASKS = ("arithmetic", "lookup")  # generated questions, read by a small tokenizer too
-DATA_TASKS = ("math", "multihop_qa", "bfcl")  # public data sets, read as a chat by a pretrained model
 TASKS = SMALL_TASKS + DATA_TASKS
 BFCL_CATEGORIES = ("base", "long_context", "miss_func", "miss_param")
 STRATEGIES = ("grpo", "pcl", "treepo", "trace")
@@ -240,6 +239,8 @@ def _data_tasks(config: RunConfig) -> Iterable[str]:
                 f"config.chat.max_prompt_tokens is {config.chat.max_prompt_tokens}, must be below "
                 f"model.context_length {config.model.context_length}: the answer needs room"
             )
+        if config.chat.thinking and config.chat.template == "llama3":
+            yield "config.chat.thinking is set, but chat format llama3 has no thoughts; take template 'qwen3' or unset it"
     for name, sets in (("math", config.math.eval_sets), ("multihop_qa", config.multihop_qa.eval_sets)):
         if not sets or len(set(sets)) < len(sets):
             yield f"config.{name}.eval_sets is {sets}; name at least one data set, and each once"

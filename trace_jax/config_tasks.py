@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+SMALL_TASKS = ("arithmetic", "lookup")  # generated questions, read by a small tokenizer too
+DATA_TASKS = ("math", "multihop_qa", "bfcl")  # public data sets, read as a chat by a pretrained model
+
 
 @dataclasses.dataclass(frozen=True)
 class ArithmeticConfig:

@@ -20,6 +20,7 @@ from trace_jax.budget.strategy import Strategy
 from trace_jax.budget.trace import Trace
 from trace_jax.budget.treepo import TreePo
 from trace_jax.config import FLAT, BudgetConfig, ConfigError, RunConfig, split_urls
+from trace_jax.config_tasks import DATA_TASKS
 from trace_jax.engines.base import Engine
 from trace_jax.engines.local import LocalEngine, LocalEngineConfig
 from trace_jax.engines.sglang import Settings, SglangEngine
@@ -291,7 +292,7 @@ def check_trunk(config: RunConfig, environment: Environment) -> None:
     """Raises ConfigError where the solved examples that all prompts share leave no room for a question and its answer,
     or make a head on the policy's states blind, which reads them too."""
     shared, limit = environment.trunk.size, config.model.context_length
-    advice = f"lower config.{config.task}.shots"
+    advice = f"lower config.{'chat' if config.task in DATA_TASKS else config.task}.shots"
     if shared >= limit:
         raise ConfigError(
             f"config.model.context_length is {limit}, but the examples alone have {shared} tokens; raise it or {advice}"

@@ -125,3 +125,11 @@ def test_stop_id():
 def test_bad_symbols_are_named(symbols, word_level, message):
     with pytest.raises(ValueError, match=message):
         tokenizers.build_tokenizer(symbols, word_level)
+
+
+def test_markers_are_tokens_whatever_stands_around_them():
+    from tests.tasks.chat_tokenizer import SPECIAL, chat_tokenizer
+
+    assert set(tokenizers.markers(chat_tokenizer())) == set(SPECIAL)
+    small = tokenizers.build_tokenizer(("a", "b"), False)
+    assert set(tokenizers.markers(small)) == {tokenizers.PAD_TOKEN, tokenizers.UNKNOWN_TOKEN}

@@ -92,6 +92,11 @@ def end_ids(tokenizer: PreTrainedTokenizerFast, folder_ids: Any) -> tuple[int, .
     return tuple(dict.fromkeys(i for i in (tokenizer.eos_token_id, *more) if i is not None))
 
 
+def markers(tokenizer: PreTrainedTokenizerFast) -> tuple[str, ...]:
+    """The texts that are tokens whatever stands around them: special ones, and those that were added for a format."""
+    return tuple(tokenizer.added_tokens_encoder)
+
+
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> np.ndarray:
     """Token ids, int32 [n], of a text, without special tokens at either end."""
     text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")  # lone surrogates are unknown characters
