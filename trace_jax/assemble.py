@@ -11,18 +11,43 @@ import jax
 from jax.sharding import Mesh
 
 from trace_jax import config as config_lib
-from trace_jax import setup_run
+from trace_jax import saving, setup_run
 from trace_jax.config import ConfigError, RunConfig
+from trace_jax.engines.base import Engine
 from trace_jax.loop import Run
 from trace_jax.models import folder as model_folder
 from trace_jax.models.config import DecoderConfig
 from trace_jax.objectives.policy import policy_loss
 from trace_jax.report import console
+from trace_jax.rollout.agent import Limits
 from trace_jax.rollout.environment import Environment
 from trace_jax.setup_predictor import make_learned
 from trace_jax.tasks.tokenizer import save_tokenizer, vocabulary_size
 from trace_jax.train import sharding, warm_start
+from trace_jax.train.checkpoint import Checkpointer
 from trace_jax.train.policy_step import PolicyTrainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What stands before there are parameters."""
+
+    config: RunConfig  # its paths are model folders
+    tokenizer: Any
+    environment: Environment
+    trainer: PolicyTrainer
+
+
+def prepare(config: RunConfig) -> Parts:
+    """Task, tokenizer and the policy's functions. ConfigError for settings that do not fit the model or the machine."""
+    config = setup_run.with_model_folders(config)
+    task = setup_run.make_task(config)
+    tokenizer = setup_run.make_tokenizer(config, task)
+    model = setup_run.make_model(config, vocabulary_size(tokenizer))
+    ends = setup_run.end_ids(config, tokenizer)
+    environment = setup_run.environment_of(task, tokenizer, ends, stop_texts=config.engine == "sglang")
+    setup_run.check_trunk(config, environment)
+    return Parts(config, tokenizer, environment, policy_trainer(config, model, _mesh(config)))
 
 
 def assemble(config: RunConfig, workdir: Path, *, may_train: bool = True) -> Run:
@@ -32,28 +57,54 @@ def assemble(config: RunConfig, workdir: Path, *, may_train: bool = True) -> Run
     replace. Raises ConfigError for settings that do not fit the model or the machine.
     """
     _name_bias(config)
-    config = setup_run.with_model_folders(config)
-    task = setup_run.make_task(config)
-    tokenizer = setup_run.make_tokenizer(config, task)
-    model = setup_run.make_model(config, vocabulary_size(tokenizer))
-    ends = setup_run.end_ids(config, tokenizer)
-    environment = setup_run.environment_of(task, tokenizer, ends, stop_texts=config.engine == "sglang")
-    setup_run.check_trunk(config, environment)
-    mesh = _mesh(config)
-    trainer = policy_trainer(config, model, mesh)
-    params = _first_params(config, workdir, trainer, environment, tokenizer, may_train)
+    parts = prepare(config)
+    config, environment, trainer = parts.config, parts.environment, parts.trainer
+    params = _first_params(parts, workdir, may_train)
     policy = trainer.adopt(params, config.seed)
+    skip = environment.trunk.size
     return Run(
         config=config,
         environment=environment,
-        limits=setup_run.make_limits(config, task),
-        engine=setup_run.make_engine(config, model, environment, workdir),
+        limits=setup_run.make_limits(config, environment.task),
+        engine=setup_run.make_engine(config, trainer.model, environment, workdir),
         trainer=trainer,
         reference=trainer.adopt(params).params if config.loss.kl_coef else None,
         policy=policy,
-        learned=make_learned(config, model, mesh, tokenizer, skip=environment.trunk.size),
+        learned=make_learned(config, trainer.model, trainer.mesh, parts.tokenizer, skip=skip),
         base=_base(config, workdir),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """What samples episodes of one policy that does not train: without optimiser and predictor."""
+
+    engine: Engine
+    limits: Limits
+    params: Any  # of the whole policy, adapters merged
+    step: int  # training steps behind them
+
+
+def assemble_sampler(
+    parts: Parts, home: Path, workdir: Path | None = None, checkpoints: Checkpointer | None = None
+) -> Sampler:
+    """The policy before its first step, or that of the newest of `checkpoints` (of the run in `workdir`).
+
+    `home`: where the engine writes weights; the warm start is cached there too, unless the config or `workdir` say
+    otherwise. Raises ConfigError as `assemble`, and for a run without a checkpoint; CheckpointError.
+    """
+    config, trainer, workdir = parts.config, parts.trainer, workdir or home
+    if checkpoints is None:
+        params, step = _first_params(parts, workdir, may_train=True), 0
+    else:
+        if config.lora.rank:  # what the adapters are merged into
+            trainer.adopt(_first_params(parts, workdir, may_train=False))
+        found = saving.restore_policy(config, trainer, _base(config, workdir), checkpoints)
+        if found is None:
+            raise ConfigError(f"--workdir: {workdir} holds no checkpoint yet; train first")
+        params, step = trainer.full_params(found[0]), found[1]
+    engine = setup_run.make_engine(config, trainer.model, parts.environment, home)
+    return Sampler(engine, setup_run.make_limits(config, parts.environment.task), params, step)
 
 
 def _name_bias(config: RunConfig) -> None:
@@ -105,15 +156,9 @@ def _mesh(config: RunConfig) -> Mesh:
     return sharding.make_mesh(**sizes, devices=jax.devices()[:count])
 
 
-def _first_params(
-    config: RunConfig,
-    workdir: Path,
-    trainer: PolicyTrainer,
-    environment: Environment,
-    tokenizer: Any,
-    may_train: bool,
-) -> Any:
+def _first_params(parts: Parts, workdir: Path, may_train: bool) -> Any:
     """Parameters of the model folder, or of a warm start that is found in its cache or trained now."""
+    config, environment, trainer = parts.config, parts.environment, parts.trainer
     model = trainer.model
     if config.model.path is not None:
         try:
@@ -146,7 +191,7 @@ def _first_params(
         raise ConfigError(f"config.warm_start.cache: {error}; choose a folder that can be written") from error
     params = _warm_start(config, model, trainer.mesh, environment)
     model_folder.save(folder, model, jax.device_get(params))
-    save_tokenizer(tokenizer, folder)
+    save_tokenizer(parts.tokenizer, folder)
     warm_start.mark(folder, record)
     return params
 

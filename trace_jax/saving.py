@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Any
 
 from trace_jax import config as config_lib
 from trace_jax.budget.expected import ExpectedTokens
@@ -15,6 +16,7 @@ from trace_jax.config import RunConfig
 from trace_jax.loop import Run
 from trace_jax.train import replay
 from trace_jax.train.checkpoint import Checkpointer, CheckpointError, Snapshot
+from trace_jax.train.policy_step import PolicyTrainer
 
 
 def open_checkpoints(config: RunConfig, folder: str | os.PathLike[str]) -> Checkpointer:
@@ -44,11 +46,7 @@ def restore(run: Run, checkpoints: Checkpointer) -> bool:
     found = checkpoints.restore_latest(template)
     if found is None:
         return False
-    if found.document["base"] != run.base:
-        raise CheckpointError(
-            f"checkpoint: the adapters of step {found.step} belong to other weights than those of "
-            f"{run.config.model.path or 'the warm start'} now; put the old ones back or use another folder"
-        )
+    _check_base(found, run.base, run.config)
     run.policy = found.arrays["policy"]
     if run.learned is not None:
         run.learned.state = found.arrays["predictor"]
@@ -56,3 +54,25 @@ def restore(run: Run, checkpoints: Checkpointer) -> bool:
     run.step, run.cursor = found.step, found.document["cursor"]
     run.costs = ExpectedTokens(**found.document["costs"])
     return True
+
+
+def restore_policy(
+    config: RunConfig, trainer: PolicyTrainer, base: str, checkpoints: Checkpointer
+) -> tuple[Any, int] | None:
+    """(parameters of the policy, as in a state of `trainer`; step) of the newest checkpoint; None if there is none.
+
+    Nothing else of the checkpoint is read: no optimiser, no predictor. CheckpointError for one that cannot be used.
+    """
+    found = checkpoints.restore_part({"policy": {"params": trainer.abstract_state().params}})
+    if found is None:
+        return None
+    _check_base(found, base, config)
+    return found.arrays["policy"]["params"], found.step
+
+
+def _check_base(found: Snapshot, base: str, config: RunConfig) -> None:
+    if found.document["base"] != base:
+        raise CheckpointError(
+            f"checkpoint: the adapters of step {found.step} belong to other weights than those of "
+            f"{config.model.path or 'the warm start'} now; put the old ones back or use another folder"
+        )

@@ -134,6 +134,24 @@ class Checkpointer:
             host[name] = np.zeros(shape, dtype)
         return Snapshot(step=step, arrays=found["arrays"], host=host, document=document["document"])
 
+    def restore_part(self, template: Any) -> Snapshot | None:
+        """The arrays of the newest checkpoint that `template` holds, nothing else of them read; None if there is none.
+
+        Args:
+          template: a part of the pytree that `restore_latest` takes, as nested dictionaries with the fields' names.
+        Raises CheckpointError as `restore_latest` does. The result has no host arrays.
+        """
+        step = self.latest_step()
+        if step is None:
+            return None
+        document = self._document(step)
+        places = jax.tree.map(
+            lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype, global_shape=x.shape), template
+        )
+        arrays = ocp.args.PyTreeRestore(jax.tree.map(_like, template), restore_args=places, partial_restore=True)
+        found = self._read(step, arrays=arrays)
+        return Snapshot(step=step, arrays=found["arrays"], host={}, document=document["document"])
+
     def _read(self, step: int, **items: Any) -> Any:
         try:
             with _muted():
