@@ -1,0 +1,1 @@
+"""Mathematical questions that are solved with a Python tool and answered in a box."""
