@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from trace_jax.retrieval import bm25, corpus, dense, indexes, server
-from trace_jax.retrieval.base import IndexFolderError
+from trace_jax.retrieval.base import CorpusError, IndexFolderError
 
 
 def build(arguments: argparse.Namespace) -> None:
@@ -74,7 +74,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     try:
         arguments.run(arguments)
-    except (corpus.CorpusError, dense.DenseError, IndexFolderError, OSError, OverflowError) as error:
+    except (CorpusError, dense.DenseError, IndexFolderError, OSError, OverflowError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
 

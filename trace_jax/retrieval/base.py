@@ -11,6 +11,10 @@ class RetrievalError(Exception):
     """A search service gave no usable answer, after all its tries."""
 
 
+class CorpusError(Exception):
+    """A corpus cannot be used; one line, with the file and the number of the line where there are any."""
+
+
 class IndexFolderError(Exception):
     """A folder holds no index that can be used, or one that is in the way."""
 

@@ -20,7 +20,7 @@ from types import ModuleType
 import numpy as np
 
 from trace_jax.retrieval import store
-from trace_jax.retrieval.base import IndexFolderError, Passage
+from trace_jax.retrieval.base import CorpusError, IndexFolderError, Passage
 
 
 def _import_bm25s() -> ModuleType:
@@ -67,9 +67,7 @@ def words(text: str) -> list[str]:
     return [word for word in _WORD.findall(text) if word not in _STOP_WORDS]
 
 
-def build(
-    passages: Iterable[Passage], folder: Path, *, progress: bool = False, source: str = ""
-) -> Bm25:
+def build(passages: Iterable[Passage], folder: Path, *, progress: bool = False, source: str = "") -> Bm25:
     """Writes an index over the passages into a new folder and opens it.
 
     Args:
@@ -77,7 +75,8 @@ def build(
       folder: must not exist, or be empty.
       progress: shows the bars of the library while it scores.
       source: what the passages are, kept in the manifest.
-    Raises IndexFolderError for a folder that has content, and what `passages` raises.
+    Raises IndexFolderError for a folder that has content, CorpusError for passages without a word, and what `passages`
+    raises.
     """
     with store.new_folder(folder) as part:
         vocabulary: dict[str, int] = {}
@@ -85,8 +84,8 @@ def build(
         for passage in store.write_passages(part, passages):
             found = words(f"{passage.title} {passage.text}")
             ids.append(array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in found]))
-        if not vocabulary:  # the library needs one
-            vocabulary[""] = 0
+        if not vocabulary:
+            raise CorpusError(f"none of the {len(ids)} passages holds a word to search for")
         model = new_model()
         model.index(bm25s.tokenization.Tokenized(ids, vocabulary), create_empty_token=False, show_progress=progress)
         model.save(part, show_progress=False)

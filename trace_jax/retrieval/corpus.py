@@ -17,13 +17,9 @@ from typing import Any
 import orjson
 from tqdm import tqdm
 
-from trace_jax.retrieval.base import Passage, split_contents
+from trace_jax.retrieval.base import CorpusError, Passage, split_contents
 
 _GZIP = b"\x1f\x8b"
-
-
-class CorpusError(Exception):
-    """A corpus cannot be read; one line with the file and the number of the line."""
 
 
 def read(path: Path, *, progress: bool = False) -> Iterator[Passage]:

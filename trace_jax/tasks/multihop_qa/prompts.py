@@ -16,7 +16,8 @@ Work like this:
 2. Read what was found. If a fact is missing or unclear, search again with other words.
 3. When you know enough, stop calling the tool and answer. Think it through first, then write the answer.
 
-Put the final answer into \boxed{}, as short as possible: a name, a date, a number, yes or no. For example: \boxed{Lisbon}"""
+Put the final answer into \boxed{}, as short as possible: a name, a date, a number, yes or no.
+For example: \boxed{Lisbon}"""
 
 
 def _call(query: str) -> Reply:
