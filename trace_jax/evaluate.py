@@ -20,12 +20,13 @@ from typing import Any
 from trace_jax import config as config_lib
 from trace_jax import config_arguments, config_checks
 from trace_jax.config import ConfigError, RunConfig
+from trace_jax.eval.benchmarks import PAPER_SAMPLES, unknown
 
 # Fields of a run's config that say what its checkpoint holds, beside its model.path.
 _OF_CHECKPOINT = ("lora", "model")
 _FREE = ("model.path", "model.gguf_cache", "model.context_length", "model.dtype", "model.remat")
 # Fields that decide no number of an evaluation.
-_IDLE = ("concurrency", "accept_truncation_bias", "demo_difficulty", "train")
+_IDLE = ("concurrency", "accept_truncation_bias", "demo_difficulty", "train", "eval_sets", "categories")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.getLogger("absl").setLevel(logging.WARNING)  # orbax reports every file at INFO
     try:
         config, own = _configs(arguments, settings)
+        config = _with_benchmarks(config, arguments.benchmarks)
         config_checks.check(_untrained(config))
     except ConfigError as error:
         _fail(error)
@@ -127,6 +129,22 @@ def _check_same_checkpoint(own: RunConfig, config: RunConfig) -> None:
             field, here = f"{section}.{name}", getattr(getattr(config, section), name)
             if here != there and field not in _FREE:
                 raise ConfigError(f"--config.{field} is {here!r}, but this run's checkpoint has {there!r}; leave it")
+
+
+def _with_benchmarks(config: RunConfig, names: Sequence[str] | None) -> RunConfig:
+    """The config with these data sets for evaluation and no others: only they have to be prepared."""
+    known = PAPER_SAMPLES.get(config.task)
+    if names is None or known is None:
+        return config
+    for name in names:
+        if name not in known:
+            raise ConfigError(unknown(name, known))
+    family = getattr(config, config.task)
+    if config.task == "bfcl":
+        changed = {"categories": tuple(name.removeprefix("bfcl_") for name in names)}
+    else:
+        changed = {"eval_sets": tuple(names)}
+    return dataclasses.replace(config, **{config.task: dataclasses.replace(family, **changed)})
 
 
 def _untrained(config: RunConfig) -> RunConfig:

@@ -101,9 +101,10 @@ def _plan(request: Request, parts: Parts) -> list[_Benchmark]:
     with _one_line(""):
         available = benchmarks.benchmarks(task, config.eval.prompts)
         chosen = benchmarks.select(available, request.benchmarks, request.prompts)
+    papers = benchmarks.PAPER_SAMPLES.get(config.task, {})
     limits, plan = make_limits(config, task), []
     for name, indices in chosen.items():
-        samples = request.samples or benchmarks.PAPER_SAMPLES.get(name, config.eval.samples)
+        samples = request.samples or papers.get(name, config.eval.samples)
         ks = tuple(request.ks or sorted({1, samples}))
         if max(ks) > samples:
             raise ConfigError(

@@ -10,25 +10,21 @@ from trace_jax.tasks.base import Task
 from trace_jax.types import Prompt
 
 WHOLE = "eval"  # the one benchmark of a task without named ones: its held-out split
-# Samples of a prompt. Paper section 8 and appendix E; AIME25 as AIME24 (our choice).
-PAPER_SAMPLES: Mapping[str, int] = {
-    "aime24": 32,
-    "aime25": 32,
-    "amc": 16,
-    "math500": 4,
-    "minerva": 4,
-    "olympiadbench": 4,
-    "mmlu_pro": 1,
-    "arc_challenge": 4,
-    "gpqa_diamond": 8,
-    "hotpotqa": 1,
-    "2wikimultihopqa": 1,
-    "musique": 1,
-    "bamboogle": 1,
-    "bfcl_base": 4,
-    "bfcl_long_context": 4,
-    "bfcl_miss_func": 4,
-    "bfcl_miss_param": 4,
+# Samples of a prompt, by task and data set. Paper section 8 and appendix E; AIME25 as AIME24 (our choice).
+PAPER_SAMPLES: Mapping[str, Mapping[str, int]] = {
+    "math": {
+        "aime24": 32,
+        "aime25": 32,
+        "amc": 16,
+        "math500": 4,
+        "minerva": 4,
+        "olympiadbench": 4,
+        "mmlu_pro": 1,
+        "arc_challenge": 4,
+        "gpqa_diamond": 8,
+    },
+    "multihop_qa": {"hotpotqa": 1, "2wikimultihopqa": 1, "musique": 1, "bamboogle": 1},
+    "bfcl": {"bfcl_base": 4, "bfcl_long_context": 4, "bfcl_miss_func": 4, "bfcl_miss_param": 4},
 }
 
 
@@ -55,12 +51,17 @@ def select(
     names = list(available) if names is None else list(names)
     for name in names:
         if name not in available:
-            raise ValueError(f"--benchmarks names {name!r}; this task has {', '.join(available)}")
+            raise ValueError(unknown(name, available))
         if names.count(name) > 1:
             raise ValueError(f"--benchmarks names {name!r} twice; name each once")
         if len(available[name]) == 0:
             raise ValueError(f"--benchmarks: {name!r} has no questions; leave it out")
     return {name: available[name][:prompts] for name in names}
+
+
+def unknown(name: str, available: Iterable[str]) -> str:
+    """The line for a benchmark that the task does not have."""
+    return f"--benchmarks names {name!r}; this task has {', '.join(available)}"
 
 
 def make_prompts(environment: Environment, limits: Limits, split: str, indices: Iterable[int]) -> list[Prompt]:
