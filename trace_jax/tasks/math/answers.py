@@ -91,7 +91,7 @@ def key(text: str) -> str:
 
 
 def number(text: str) -> Decimal | None:
-    """The value of a plain answer that is one decimal number, with thousands separators or a power of ten; else None."""
+    """The value of a plain answer that is one decimal number, maybe with separators or a power of ten; else None."""
     match = _NUMBER.fullmatch(text)
     if match is None or len(match["digits"]) > MAX_EXPONENT:
         return None

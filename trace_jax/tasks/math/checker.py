@@ -72,8 +72,13 @@ def has_variable(truth: str) -> bool:
     variable in the truth it may not drop any; without one, letters in the answer are units. A run of at most two
     letters that is not in `UNITS` is a variable (our choice).
     """
-    bare = re.sub(r"\\(?:text|mbox|mathrm|textrm)\s*\{[^{}]*\}|\\[a-zA-Z]+", " ", truth)
-    return any(len(run) <= 2 and run not in UNITS for run in re.findall("[a-zA-Z]+", bare))
+    return any(len(run) <= 2 and run not in UNITS for run in words(truth))
+
+
+def words(latex: str) -> list[str]:
+    """The runs of letters outside of commands and text."""
+    bare = re.sub(r"\\(?:text|mbox|mathrm|textrm)\s*\{[^{}]*\}|\\[a-zA-Z]+", " ", latex)
+    return re.findall("[a-zA-Z]+", bare)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ Questions, tool messages and thoughts are never searched.
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 from trace_jax.tasks.base import Outcome
@@ -103,7 +104,7 @@ class Math:
         if number >= CALLS:
             return f"Error: not run; of the calls of one turn only the first {CALLS} are", False
         if call.name != tool.NAME:
-            return f"Error: there is no tool {call.name[:MAX_NAME]!r}; the only one is {tool.NAME}", False
+            return f"Error: there is no tool {str(call.name)[:MAX_NAME]!r}; the only one is {tool.NAME}", False
         try:
             code, timeout = tool.arguments(call.arguments, self._timeout)
         except tool.ArgumentError as error:
@@ -123,7 +124,8 @@ def _truths(record: Record) -> tuple[str, ...]:
     """The answers that are right. Raises ValueError where there is none."""
     given: Any = record.get("answer")
     listed = given if isinstance(given, (list, tuple)) else [given]
-    texts = [str(int(x)) if isinstance(x, float) and x.is_integer() else str(x).strip() for x in listed if x is not None]
+    whole = [int(x) if isinstance(x, float) and x.is_integer() else x for x in listed if x is not None]
+    texts = [str(x).strip() for x in whole]
     found = [alternative for text in texts if text for alternative in alternatives(text)]
     if not found:
         raise ValueError(f"math record {record.get('id')} has no answer")
@@ -131,8 +133,8 @@ def _truths(record: Record) -> tuple[str, ...]:
 
 
 def alternatives(truth: str) -> list[str]:
-    r"""A truth, and each side of one such as "0.56 = 56\%" or "\frac{2}{3} \approx 0.67" that holds no variable."""
+    r"""A truth, and each side of one that names a number twice: "0.56 = 56\%", "\frac{2}{3} \approx 0.67"."""
     sides = [side.strip() for side in truth.replace(r"\approx", "=").split("=")]
-    if len(sides) < 2 or checker.has_variable(truth):
+    if len(sides) < 2 or checker.words(truth) or not all(re.search(r"\d", side) for side in sides):
         return [truth]
-    return [truth, *(side for side in sides if side)]
+    return [truth, *sides]

@@ -44,7 +44,7 @@ class Grader:
 
     def __init__(self, *, workers: int = 2, deadline: float = 5.0, memory: int = 2 << 30):
         if workers < 1 or not deadline > 0:
-            raise ValueError(f"grader: {workers} workers and a deadline of {deadline} s; use at least 1 and more than 0")
+            raise ValueError(f"grader: {workers} workers, a deadline of {deadline} s; use at least 1 and more than 0")
         self.counts: collections.Counter[str] = collections.Counter()  # how comparisons ended: see `_compare`
         self._workers, self._deadline, self._memory = workers, deadline, memory
         self._slots = threading.BoundedSemaphore(workers)  # no queue within the pool: a task's wait is its own time
@@ -97,7 +97,7 @@ class Grader:
             if result is None:
                 result = self._ask(pair)
         if result is None:
-            raise GraderError("grader: the pool of worker processes broke twice in a row; is the machine out of memory?")
+            raise GraderError("grader: the pool of worker processes broke twice in a row; is memory short?")
         return result
 
     def _ask(self, pair: tuple[str, str, bool]) -> bool | None:
@@ -147,15 +147,16 @@ class Grader:
         wait = 30.0 + 10.0 * self._workers
         truth, answer, _ = checker.KNOWN[0]
         try:
-            started = [pool.schedule(checker.compare, (answer, truth, True), timeout=wait) for _ in range(self._workers)]
             end = time.monotonic() + wait
+            compare = functools.partial(checker.compare, answer, truth, True)
+            started = [pool.schedule(compare, timeout=wait) for _ in range(self._workers)]
             if not all(future.result(timeout=max(end - time.monotonic(), 0.1)) for future in started):
                 raise RuntimeError(f"{answer} was judged not to be {truth}")
         except Exception as error:
             pool.stop()
             raise GraderError(
-                f"grader: the {self._workers} worker processes do not start ({type(error).__name__}: {error}); they need "
-                f"the package math-verify and {self._memory >> 20} MiB of address space, and a script that starts them "
-                'must guard its own code with `if __name__ == "__main__"`'
+                f"grader: its {self._workers} worker processes do not start ({type(error).__name__}: {error}); they need "
+                f"the package math-verify and {self._memory >> 20} MiB of address space each, and a script that starts "
+                'them must guard its own code with `if __name__ == "__main__"`'
             ) from error
         return pool

@@ -20,6 +20,14 @@ _ENDS = {  # how a run ended -> the observation's last line
     "killed": "[stopped: the Python process died]",
     "unavailable": "[Python is not available at the moment]",
 }
+_KINDS = {  # JSON's words
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
 
 
 class Python(Protocol):
@@ -107,8 +115,7 @@ def _is_text(text: str) -> bool:
 
 
 def _kind(value: Any) -> str:
-    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
-    return names.get(type(value), type(value).__name__)
+    return _KINDS.get(type(value), type(value).__name__)
 
 
 def _show(value: Any) -> str:
