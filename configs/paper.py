@@ -86,27 +86,29 @@ def _predictor(config, strategy: str) -> None:
         warmup_prompts=0,  # paper, figures: none, its correlations start near 0
         # paper E.6: 6 % of the examples. Ours: none for PCL, whose predictor is only ever asked about prompts.
         prefix_share=0.0 if strategy == "pcl" else 0.06,
-        batch_rows=4,  # ours
     )
 
 
 def _cluster(config) -> None:
     """The paper has 2 nodes of 8 GPUs; which serve and which train is ours: one node trains, the other one serves.
 
-    `tensor` rather than `fsdp`, because attention keeps the scores of a whole row at once, and heads divide them.
+    `tensor` and not `fsdp`, because attention keeps the scores of a whole row at once, and only heads divide those: for
+    math with 8B a device needs 43 GiB, with `fsdp` 135. Estimates by XLA's CPU compiler, for 8B and 14B: multi-hop QA
+    28 and 46, math 43 and 65, BFCL 54 and 79 GiB (more than a GPU of 80 GB has).
     """
     config.engine = "sglang"
     config.sglang.urls = "http://127.0.0.1:30000"
     config.mesh.update(data=1, fsdp=1, tensor=8)
     config.model.update(scan_layers=True, remat=True, fuse_projections=False, dtype="bfloat16")
+    config.predictor.batch_rows = 2
     config.sampling.concurrency = 1024
     config.checkpoint.every = 5
 
 
 def _one_gpu(config) -> None:
-    """Ours: server and trainer take turns on one GPU."""
+    """Ours: server and trainer take turns on one GPU. Estimates as above: QA 32, math 70, BFCL 103 GiB."""
     _cluster(config)
-    config.mesh.tensor = 1
+    config.mesh.tensor = config.predictor.batch_rows = 1
     config.devices.update(visible="0", on_demand=True)
     config.sglang.release_memory = True
     config.sampling.concurrency = 256
