@@ -1,0 +1,1 @@
+"""The three task families on real records, on a CPU."""
