@@ -77,6 +77,8 @@ def test_a_foreign_record_is_refused(change, message):
 def test_limits_that_contradict_each_other_are_refused():
     with pytest.raises(ValueError, match="tool_timeout is 10 and turn_seconds 10; the former must be above the latter"):
         MultihopQa(Searches(), tool_timeout=10, turn_seconds=10)
+    with pytest.raises(ValueError, match="document_characters is 0, must be at least 1"):
+        MultihopQa(Searches(), document_characters=0)
     family = MultihopQa(Searches(), max_turns=3)
     assert (family.max_turns, family.tool_timeout, MultihopQa(Searches()).max_turns) == (3, 120.0, 5)
 
@@ -176,6 +178,7 @@ def test_a_fault_of_ours_is_not_hidden_from_us():
 def test_passages_are_numbered_and_cut_to_300_characters():
     passages = [Passage("T", "x" * 1000), Passage("", "y" * 300), Passage("Only a title", "")]
     assert tool.show(passages) == f"[1] T\n{'x' * 298}...\n\n[2] {'y' * 300}\n\n[3] Only a title"
+    assert contents(react(call(query="q" * 50), document_characters=9)) == ["[1] T\nabout q..."]
 
 
 JSON = st.recursive(

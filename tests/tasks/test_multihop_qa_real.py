@@ -85,6 +85,32 @@ def test_an_index_is_built_once_for_the_same_records(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
+class Counted(list):
+    """Records that count how often one of them is read."""
+
+    reads = 0
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+def test_joined_sets_are_read_only_where_they_are_asked_for(tmp_path):
+    record = lambda i: {"paragraphs": [{"title": "T", "text": f"text {i}"}]}
+    sets = [Counted(map(record, range(300))), Counted(), Counted([record(300)])]
+    joined = paragraphs.Joined(sets)
+    assert len(joined) == 301 and len(paragraphs.Joined([])) == 0
+    assert [joined[i] for i in (0, 299, 300)] == [record(0), record(299), record(300)]
+    assert list(joined) == [*sets[0], *sets[2]]
+    for index in (-1, 301):
+        with pytest.raises(IndexError, match=f"record {index} of 301"):
+            joined[index]
+    assert len(paragraphs.index(joined, tmp_path, name="set")) == 301
+    sets[0].reads = 0
+    assert len(paragraphs.index(joined, tmp_path, name="set")) == 301
+    assert 0 < sets[0].reads <= 64
+
+
 def test_several_builders_at_once_share_one_index(tmp_path):
     records = [{"paragraphs": [{"title": "T", "text": f"text {i}"}]} for i in range(500)]
     with ThreadPoolExecutor(4) as pool:

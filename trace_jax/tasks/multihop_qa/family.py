@@ -40,6 +40,7 @@ class MultihopQa:
         searcher: Searcher,
         *,
         max_turns: int = 5,  # [paper]
+        document_characters: int = tool.SHOWN_CHARACTERS,
         turn_seconds: float = 60.0,
         tool_timeout: float = 120.0,
     ):
@@ -47,16 +48,19 @@ class MultihopQa:
         Args:
           searcher: finds passages; one that raises RetrievalError is down for the rest of the turn.
           max_turns: model turns of an episode.
+          document_characters: that a search shows of each passage, at least 1.
           turn_seconds: after them no further search of the same turn begins.
           tool_timeout: seconds after which a turn is abandoned; above `turn_seconds` and the longest single search.
-        Raises ValueError where `tool_timeout` is not above `turn_seconds`.
+        Raises ValueError where `tool_timeout` is not above `turn_seconds`, and for no characters.
         """
+        if document_characters < 1:
+            raise ValueError(f"multihop_qa: document_characters is {document_characters}, must be at least 1")
         if not tool_timeout > turn_seconds > 0:
             raise ValueError(
                 f"multihop_qa: tool_timeout is {tool_timeout} and turn_seconds {turn_seconds}; "
                 "the former must be above the latter, which must be positive"
             )
-        self._searcher, self._turn_seconds = searcher, turn_seconds
+        self._searcher, self._turn_seconds, self._characters = searcher, turn_seconds, document_characters
         self.max_turns, self.tool_timeout = max_turns, tool_timeout
 
     def ask(self, record: Mapping[str, Any]) -> Question:
@@ -80,7 +84,7 @@ class MultihopQa:
         state = dataclasses.replace(state, turns=state.turns + 1, response=reply.text)
         if not reply.calls:
             return Reaction(state=state, messages=(), done=True, tool_calls=0)
-        turn = _Turn(self._searcher, time.monotonic() + self._turn_seconds)
+        turn = _Turn(self._searcher, self._characters, time.monotonic() + self._turn_seconds)
         messages = tuple(Message("tool", turn.carry_out(call), name=tool.NAME) for call in reply.calls)
         return Reaction(state=state, messages=messages, done=False, tool_calls=turn.searches)
 
@@ -101,8 +105,8 @@ class MultihopQa:
 class _Turn:
     """The searches of one turn: at most `MOST_CALLS`, none after the end of its time or after the service failed."""
 
-    def __init__(self, searcher: Searcher, end: float):
-        self._searcher, self._end = searcher, end
+    def __init__(self, searcher: Searcher, characters: int, end: float):
+        self._searcher, self._characters, self._end = searcher, characters, end
         self._calls, self.searches = 0, 0
         self._down = ""
 
@@ -130,4 +134,4 @@ class _Turn:
             self._down = f"Error: the search service is not available ({str(error)[:_SHOWN]})"
             return self._down
         self.searches += 1
-        return tool.show(found)
+        return tool.show(found, self._characters)

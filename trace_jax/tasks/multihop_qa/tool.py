@@ -11,7 +11,7 @@ from trace_jax.retrieval.base import Passage
 
 NAME = "local_search"
 DEFAULT_TOP_K, MOST_TOP_K = 10, 50  # [paper]
-MOST_CHARACTERS = 300  # of a document, its title included [rLLM]
+SHOWN_CHARACTERS = 300  # of a document, its title included [rLLM]
 MOST_QUERY = 1000  # characters of a query, the rest is cut off (our choice)
 
 SCHEMA: Mapping[str, Any] = {
@@ -72,13 +72,13 @@ def _top_k(value: Any) -> int:
     return int(min(max(value, 1), MOST_TOP_K))
 
 
-def show(passages: Sequence[Passage]) -> str:
-    """Search results as the policy reads them: numbered, each with its title on a line, cut to 300 characters."""
+def show(passages: Sequence[Passage], characters: int = SHOWN_CHARACTERS) -> str:
+    """Search results as the policy reads them: numbered, each with its title on a line, cut to `characters`."""
     if not passages:
         return "No passage was found."
-    return "\n\n".join(f"[{number}] {_cut(passage)}" for number, passage in enumerate(passages, 1))
+    return "\n\n".join(f"[{number}] {_cut(passage, characters)}" for number, passage in enumerate(passages, 1))
 
 
-def _cut(passage: Passage) -> str:
+def _cut(passage: Passage, characters: int) -> str:
     text = f"{passage.title}\n{passage.text}".strip()
-    return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "..."
+    return text if len(text) <= characters else text[:characters] + "..."
