@@ -169,7 +169,7 @@ def cut(path):
 @pytest.mark.parametrize(
     "spoil, message",
     [
-        (lambda f: cut(f / "data.csc.index.npy"), "data.csc.index.npy has .* bytes instead of .*: the index was cut off"),
+        (lambda f: cut(f / "data.csc.index.npy"), "index.npy has .* bytes instead of .*: the index was cut off"),
         (lambda f: cut(f / "passages.jsonl"), "passages.jsonl has .* bytes instead of"),
         (lambda f: (f / "vocab.index.json").unlink(), "vocab.index.json is missing"),
         (lambda f: cut(f / "index.json"), "holds no index .*; build one: python -m trace_jax.retrieval build"),
@@ -179,7 +179,7 @@ def cut(path):
         (lambda f: change(f / "index.json", b'"bm25"', b'"e5"'), "holds an index of kind e5, not bm25"),
         (lambda f: change(f / "index.json", b'"words": 1', b'"words": 0'), "built by another version"),
         (lambda f: change(f / "vocab.index.json", b"{", b"["), "the BM25 index cannot be read"),
-        (lambda f: change(f / "params.index.json", b'"num_docs": 4', b'"num_docs": 5'), "an index of 5 passages beside 4"),
+        (lambda f: change(f / "params.index.json", b'docs": 4', b'docs": 5'), "an index of 5 passages beside 4"),
         (lambda f: change(f / "offsets.npy", b"NUMPY", b"OTHER"), "its passages cannot be read"),
     ],
 )

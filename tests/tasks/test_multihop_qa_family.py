@@ -12,7 +12,8 @@ from trace_jax.tasks.chat.family import BadCall, Message, Reply, ToolCall
 from trace_jax.tasks.multihop_qa import prompts, score, tool
 from trace_jax.tasks.multihop_qa.family import MOST_CALLS, MultihopQa, State
 
-RECORD = {"id": "q1", "question": "Where was Dvořák born? ", "answers": ["Nelahozeves", "Nelahozeves", " "], "group": "x"}
+PLACE = "Nelahozeves"
+RECORD = {"id": "q1", "question": "Where was Dvořák born? ", "answers": [PLACE, PLACE, " "], "group": "x"}
 
 
 class Searches:

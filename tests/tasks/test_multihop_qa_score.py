@@ -81,7 +81,10 @@ def test_f1_is_symmetric_bounded_and_one_on_an_exact_match(one, two):
         assert value == 1
 
 
-@given(st.lists(st.sampled_from(["red", "blue", "green", "1"]), min_size=1, max_size=6), st.randoms(use_true_random=False))
+TOKENS = st.lists(st.sampled_from(["red", "blue", "green", "1"]), min_size=1, max_size=6)
+
+
+@given(TOKENS, st.randoms(use_true_random=False))
 def test_f1_knows_no_order(tokens, random):
     mixed = random.sample(tokens, len(tokens))
     assert score.f1(" ".join(mixed), " ".join(tokens)) == 1
