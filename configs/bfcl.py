@@ -50,7 +50,7 @@ def get_config(arguments: str = ""):
     )
     config.loss.advantage = "tree_grpo"  # paper E.4: "for stable training"; GRPO and PCL have GRPO's own
     if model == "tiny":
-        paper.shrink(config, prompt=4096, response=512, turn=64, observation=128, prompts=4)
+        paper.shrink(config, prompt=4224, response=512, turn=64, observation=128, prompts=4)
         config.bfcl.categories = ("base",)
         return config
     config.predictor.update(learning_rate=3e-5, epochs=2)  # paper E.6

