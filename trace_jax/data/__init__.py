@@ -1,0 +1,1 @@
+"""Public data sets: from their official files to records that a task family can ask."""

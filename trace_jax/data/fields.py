@@ -1,0 +1,44 @@
+"""The fields of each kind of record, and how a record is stored: texts as they are, anything nested as JSON text.
+
+(tensorflow-datasets can't store a sequence of a sequence without TensorFlow.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """The fields of one kind of record."""
+
+    texts: tuple[str, ...]  # str
+    nested: tuple[str, ...]  # lists and dicts of JSON values
+
+    def encode(self, record: Mapping[str, Any]) -> dict[str, str]:
+        """A record as texts."""
+        return {key: record[key] for key in self.texts} | {key: json.dumps(record[key]) for key in self.nested}
+
+    def decode(self, stored: Mapping[str, bytes]) -> dict[str, Any]:
+        """The record that was stored as these texts, in UTF-8."""
+        texts = {key: stored[key].decode() for key in self.texts}
+        return texts | {key: json.loads(stored[key]) for key in self.nested}
+
+
+MATH = Fields(texts=("id", "problem", "answer", "group", "kind"), nested=())
+QUESTION = Fields(texts=("id", "question", "group"), nested=("answers", "paragraphs"))
+CONVERSATION = Fields(
+    texts=("id", "category", "group"),
+    nested=(
+        "turns",
+        "initial_config",
+        "involved_classes",
+        "excluded_functions",
+        "missed_functions",
+        "functions",
+        "ground_truth",
+    ),
+)

@@ -1,0 +1,213 @@
+"""Prepares a data set from its official files: what is there already, which files, a progress bar, a clean end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import fnmatch
+import io
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import tqdm
+
+from trace_jax.data import bfcl, readers, sources, store
+from trace_jax.data.errors import DataError
+from trace_jax.data.sources import Source
+
+_POLL_SECONDS = 0.5  # how often the size of a download is looked up
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A set that is ready."""
+
+    name: str
+    counts: Mapping[str, int]  # records of each split
+    left_out: Mapping[str, int]  # rows without an answer, of each split; empty where the set was there already
+    new: bool  # False: it was there already
+    path: Path
+
+
+def prepare(
+    name: str,
+    folder: Path | None = None,
+    *,
+    data_dir: Path | None = None,
+    split: str | None = None,
+    show_progress: bool = True,
+) -> Prepared:
+    """Prepares a set, or finds that it is there.
+
+    Args:
+      name: a name of `sources.SOURCES`.
+      folder: where to; None: `store.default_folder()`.
+      data_dir: the official file, or a folder that holds the official files; None: download (or, for BFCL, read the
+        installed package).
+      split: the split that a single file holds; needed where neither the table nor the file's name tells.
+      show_progress: whether a progress bar is drawn on standard error.
+
+    Raises DataError; nothing of the set is left behind then.
+    """
+    source = sources.find(name)
+    folder = store.default_folder() if folder is None else Path(folder)
+    builders = store.import_builders()
+    with _alone(name, folder):
+        path = store.set_folder(name, folder)
+        counts = store.prepared(name, folder)
+        if counts is not None:
+            return Prepared(name, counts, {}, False, path)
+        inputs = {key: builders.Input(*given) for key, given in find_inputs(source, data_dir, split).items()}
+        for stale in path.parent.glob("incomplete.*"):  # of a process that was killed
+            shutil.rmtree(stale)
+        downloads = folder / "downloads"
+        with _Progress(show_progress) as progress, contextlib.redirect_stdout(io.StringIO()):  # it tells as print does
+            builder = builders.make(source, folder, inputs, progress.phase)
+            with progress.downloading(source, downloads / name) if not inputs else contextlib.nullcontext():
+                builders.build(builder, downloads)
+        shutil.rmtree(downloads / name, ignore_errors=True)
+        _remove_empty(downloads)
+        return Prepared(name, store.prepared(name, folder) or {}, dict(builder.left_out), True, path)
+
+
+def find_inputs(source: Source, data_dir: Path | None, split: str | None) -> dict[str, tuple[Path, str]]:
+    """The file, and its member if it is an archive, that each split is read from; empty: download.
+
+    Raises DataError where nothing fits, with the names that would.
+    """
+    if split is not None and split not in source.splits:
+        raise DataError(f"{source.name} has no split {split!r}; it has {', '.join(source.splits)}")
+    if split is not None and data_dir is None:
+        raise DataError(f"{source.name}: --split tells what the file given as --data_dir holds; there is none")
+    if data_dir is None and source.read is None:
+        data_dir = bfcl.installed_folder()
+    if data_dir is None:
+        if all(item.download for item in source.splits.values()):
+            return {}
+        raise DataError(
+            f"{source.name} can't be downloaded (no checksum is known for its files): get "
+            f"{' and '.join(item.names[0] for item in source.splits.values())} from {source.homepage} and give "
+            "--data_dir=FILE_OR_FOLDER"
+        )
+    data_dir = Path(data_dir)
+    if data_dir.is_dir():
+        return _in_folder(source, data_dir, split)
+    if not data_dir.exists():
+        raise DataError(f"{source.name}: {data_dir} does not exist")
+    return _of_file(source, data_dir, split)
+
+
+def _in_folder(source: Source, folder: Path, split: str | None) -> dict[str, tuple[Path, str]]:
+    found = {}
+    for key, item in source.splits.items():
+        path = next((folder / name for name in item.names if (folder / name).is_file()), None)
+        if path is not None and split in (None, key):
+            found[key] = (path, "")
+    if not found:
+        names = [name for key, item in source.splits.items() if split in (None, key) for name in item.names]
+        raise DataError(f"{source.name}: {folder} holds none of {', '.join(names)}; name the file itself")
+    return found
+
+
+def _of_file(source: Source, path: Path, split: str | None) -> dict[str, tuple[Path, str]]:
+    """Splits by the members of an archive, by the table if it has one split, by --split, or by the file's name."""
+    inside = readers.members(path)
+    wanted = {key: item for key, item in source.splits.items() if split in (None, key)}
+    if inside:
+        found = {key: (path, item.member) for key, item in wanted.items() if item.member in inside}
+        if found:
+            return found
+        expected = ", ".join(item.member or f"nothing ({item.names[0]} is not zipped)" for item in wanted.values())
+        raise DataError(f"{source.name}: {path} is a ZIP file without {expected}")
+    if len(wanted) > 1:
+        patterns = {"train": ("*train*",), "test": ("*test*", "*dev*", "*valid*")}
+        fits = lambda key: any(fnmatch.fnmatch(path.name.lower(), pattern) for pattern in patterns[key])
+        wanted = {key: item for key, item in wanted.items() if fits(key)}
+    if len(wanted) != 1:
+        raise DataError(f"{source.name}: is {path} the {' or the '.join(source.splits)} split? Give --split")
+    return {next(iter(wanted)): (path, "")}
+
+
+@contextlib.contextmanager
+def _alone(name: str, folder: Path) -> Iterator[None]:
+    """Keeps a second process from preparing the same set in the same folder; the lock goes with the process."""
+    try:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        lock = open(folder / name / ".lock", "w")
+    except OSError as error:
+        raise DataError(f"{folder} can't be written to ({error}); choose another with --folder") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DataError(f"{name} is being prepared in {folder} by another process; wait for it") from error
+        try:
+            yield
+        finally:
+            if not store.set_folder(name, folder).exists():
+                shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for inner in folder.iterdir():
+            inner.rmdir()
+        folder.rmdir()
+
+
+class _Progress:
+    """One progress bar, relabelled from phase to phase."""
+
+    def __init__(self, show: bool):
+        self._bar = tqdm.tqdm(unit="B", unit_scale=True, unit_divisor=1024, leave=False, disable=not show)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def phase(self, label: str, size: int) -> readers.Tick:
+        """Starts a phase of so many bytes; the tick is called with the bytes that are done."""
+        self._bar.reset(total=size)
+        self._bar.set_description(label)
+        return self._to
+
+    def _to(self, position: int) -> None:
+        self._bar.update(min(position, self._bar.total) - self._bar.n)
+
+    @contextlib.contextmanager
+    def downloading(self, source: Source, folder: Path) -> Iterator[None]:
+        """Shows the size of the files that arrive in a folder; removes those that did not arrive whole."""
+        sizes = {item.download.url: item.download.size for item in source.splits.values() if item.download}
+        total = sum(sizes.values())
+        done = threading.Event()
+
+        def follow() -> None:
+            tick = self.phase(f"{source.name} download", total)
+            while not done.wait(_POLL_SECONDS):
+                arrived = _bytes_in(folder)
+                tick(arrived)
+                if arrived >= total:
+                    return  # the bar belongs to the next phase
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            for partial in folder.glob("*.tmp.*"):
+                shutil.rmtree(partial, ignore_errors=True)
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # a file may be renamed meanwhile
+            total += path.stat().st_size if path.is_file() and not path.name.endswith(".INFO") else 0
+    return total
