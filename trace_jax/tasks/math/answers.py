@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+MAX_NESTED = 8  # boxes around nothing but a box that are taken off: the work stays linear
 MAX_EXPONENT = 400  # of a number in scientific notation that is read here
 ABSOLUTE = Decimal("5e-7")  # decimals are compared to six places, as math-verify does, ...
-RELATIVE = Decimal("1e-6")  # ... and to six significant digits: six places tell 3e-10 and 5e-10 not apart
+RELATIVE = Decimal("1e-5")  # ... and to five significant digits: six places tell 3e-10 and 5e-10 not apart
 
 # In this order: "\\" is a line break, unless it is a doubly escaped box; "\{" and "\}" are no groups.
 _BRACES = re.compile(r"\\boxed\s*\{|\\\\(?!boxed)|\\[{}]|[{}]")
@@ -44,28 +45,35 @@ _LAST_LINE = re.compile(r"[*_`\s]*\(?([A-Z])[).:]?[*_`\s.]*")
 def boxed(text: str) -> str | None:
     r"""What stands in the last complete `\boxed{}` of `text`; None if there is none.
 
-    Braces are balanced, so the content may hold groups. Of nested boxes the innermost content counts; a box that is
-    never closed is none (each our choice).
+    Braces are balanced, so the content may hold groups. Several boxes: the one that closes last. A box around nothing
+    but a box: the inner one's content. A box that is never closed is none (each our choice).
     """
-    opened: list[int] = []  # where the content of a box begins; -1 for any other group
+    found = _last_box(text)
+    if found is None:
+        return None
+    content = text[found[1] : found[2]].strip()
+    for _ in range(MAX_NESTED):
+        found = _last_box(content)
+        if found is None or found[0] != 0 or found[2] != len(content) - 1:
+            break
+        content = content[found[1] : found[2]].strip()
+    return content
+
+
+def _last_box(text: str) -> tuple[int, int, int] | None:
+    """(begin of the command, begin of the content, its end) of the box that closes last."""
+    opened: list[tuple[int, int] | None] = []  # begins of the open boxes; None for any other group
     last = None
     for match in _BRACES.finditer(text):
         token = match.group()
         if token == "{":
-            opened.append(-1)
+            opened.append(None)
         elif token == "}":
-            if opened and (start := opened.pop()) >= 0:
-                last = (start, match.start())
+            if opened and (begins := opened.pop()):
+                last = (*begins, match.start())
         elif token[-1] == "{" and len(token) > 2:
-            opened.append(match.end())
-    if last is None:
-        return None
-    content = text[slice(*last)].strip()
-    whole = re.fullmatch(r"\\boxed\s*\{(.*)\}", content, re.DOTALL)
-    while whole and (inner := boxed(content)) is not None and inner != content:
-        content = inner
-        whole = re.fullmatch(r"\\boxed\s*\{(.*)\}", content, re.DOTALL)
-    return content
+            opened.append(match.span())
+    return last
 
 
 def plain(text: str) -> str:

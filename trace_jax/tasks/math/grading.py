@@ -155,8 +155,8 @@ class Grader:
         except Exception as error:
             pool.stop()
             raise GraderError(
-                f"grader: its {self._workers} worker processes do not start ({type(error).__name__}: {error}); they need "
-                f"the package math-verify and {self._memory >> 20} MiB of address space each, and a script that starts "
-                'them must guard its own code with `if __name__ == "__main__"`'
+                f"grader: its {self._workers} worker processes do not start ({type(error).__name__}: {error}); they "
+                f"need the package math-verify and {self._memory >> 20} MiB of address space each, and a script that "
+                'starts them must guard its own code with `if __name__ == "__main__"`'
             ) from error
         return pool
