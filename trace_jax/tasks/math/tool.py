@@ -119,6 +119,8 @@ def _kind(value: Any) -> str:
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float) or (isinstance(value, int) and abs(value) < 10**9):
         return str(value)
     return repr(value[:SHOWN]) if isinstance(value, str) else _kind(value)
