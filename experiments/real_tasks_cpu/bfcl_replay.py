@@ -61,8 +61,14 @@ def _somewhere(turns: Turns, rng: np.random.Generator) -> tuple[int, int]:
     return places[rng.integers(len(places))]
 
 
+def _with_arguments(turns: Turns, rng: np.random.Generator) -> tuple[int, int]:
+    """User turn and place of one of the calls that have arguments, of any call if none has."""
+    places = [(turn, place) for turn, calls in enumerate(turns) for place, call in enumerate(calls) if call.arguments]
+    return places[rng.integers(len(places))] if places else _somewhere(turns, rng)
+
+
 def _change_value(turns: Turns, _: Sequence[ToolCall], rng: np.random.Generator) -> None:
-    turn, place = _somewhere(turns, rng)
+    turn, place = _with_arguments(turns, rng)
     call = turns[turn][place]
     arguments = dict(call.arguments)
     if arguments:
@@ -90,17 +96,18 @@ def _other(value: Any) -> Any:
 
 
 def _change_type(turns: Turns, _: Sequence[ToolCall], rng: np.random.Generator) -> None:
-    turn, place = _somewhere(turns, rng)
+    turn, place = _with_arguments(turns, rng)
     call = turns[turn][place]
     arguments = dict(call.arguments)
     if arguments:
         name = sorted(arguments)[rng.integers(len(arguments))]
-        arguments[name] = [arguments[name]] if isinstance(arguments[name], (int, float)) else str(arguments[name]) + " (x)"
+        old = arguments[name]
+        arguments[name] = [old] if isinstance(old, (int, float)) else f"{old} (x)"
     turns[turn][place] = ToolCall(call.name, arguments)
 
 
 def _forget_argument(turns: Turns, _: Sequence[ToolCall], rng: np.random.Generator) -> None:
-    turn, place = _somewhere(turns, rng)
+    turn, place = _with_arguments(turns, rng)
     call = turns[turn][place]
     turns[turn][place] = ToolCall(call.name, dict(sorted(call.arguments.items())[1:]))
 
@@ -131,7 +138,8 @@ def _repeat(turns: Turns, _: Sequence[ToolCall], rng: np.random.Generator) -> No
 
 def _earlier(turns: Turns, _: Sequence[ToolCall], rng: np.random.Generator) -> None:
     turn, place = _somewhere(turns, rng)
-    turns[max(turn - 1, 0)].append(turns[turn].pop(place))
+    if turn:
+        turns[turn - 1].append(turns[turn].pop(place))
 
 
 def _unknown(turns: Turns, _: Sequence[ToolCall], rng: np.random.Generator) -> None:
@@ -153,12 +161,15 @@ KINDS: Mapping[str, Mutation] = {
 }
 
 
-def mutated(state: State, kind: str, others: Sequence[ToolCall]) -> Turns:
-    """The right calls of an entry with one change of that kind; `others` are calls to take new ones from."""
+def mutated(state: State, kind: str, others: Sequence[ToolCall]) -> Turns | None:
+    """The right calls of an entry with one change of that kind; `others` are calls to take new ones from.
+
+    None where the change leaves everything as it was, e.g. a call of the first user turn cannot be made a turn earlier.
+    """
     turns = [list(calls) for calls in state.entry.truth]
     seed = hashlib.blake2b(f"{kind} {state.entry.id}".encode(), digest_size=8).digest()
     KINDS[kind](turns, others, np.random.default_rng(int.from_bytes(seed)))
-    return turns
+    return turns if turns != [list(calls) for calls in state.entry.truth] else None
 
 
 def compare(family: Bfcl, record: Mapping[str, Any], start: State, turns: Turns) -> tuple[bool, bool]:
@@ -193,7 +204,10 @@ def measure(number: int) -> dict[str, Any]:
     for record, start in tqdm.tqdm(list(zip(everything, starts)), desc="changed calls", unit="entry"):
         others = [call for name in record["involved_classes"] for call in by_class[name]]
         for kind in KINDS:
-            ours, official = compare(family, record, start, mutated(start, kind, others))
+            turns = mutated(start, kind, others)
+            if turns is None:
+                continue
+            ours, official = compare(family, record, start, turns)
             rows[kind].append((ours, official))
             differ += [f"{record['id']}: {kind}: ours {ours}"] if ours != official else []
     pairs = [pair for kind in KINDS for pair in rows[kind]]
@@ -206,8 +220,9 @@ def measure(number: int) -> dict[str, Any]:
         "mutated": len(pairs),
         "mutated_agreement_share": sum(ours == official for ours, official in pairs) / len(pairs),
         "mutated_official_valid_share": {
-            kind: round(sum(official for _, official in rows[kind]) / len(everything), 3) for kind in KINDS
+            kind: round(sum(official for _, official in rows[kind]) / len(rows[kind]), 3) for kind in KINDS
         },
+        "mutated_of_each_kind": {kind: len(rows[kind]) for kind in KINDS},
         "differ": differ,
     }
 

@@ -1,10 +1,10 @@
-"""Calls that try to get out of the function-calling task, or to hang it; each must end in an error that the model reads.
+"""Calls that try to get out of the function-calling task, or to hang it; each must end in an error for the model.
 
     python -m experiments.real_tasks_cpu.hostile_calls
 
 TEXTS are call texts as the data set writes its right calls, JSON_CALLS are names and arguments as a model writes them.
-All go to a state that has a file system and a calculator. A call is refused if the observation says so, the services are
-as before, nothing dangerous was reached (`DOORS` are watched), and all of it took under a second.
+All go to a state that has a file system and a calculator. A call is refused if the observation says so, the services
+are as before, nothing dangerous was reached (`DOORS` are watched), and all of it took under a second.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _calls() -> Iterator[tuple[str, tuple[Any, Any]]]:
 
 def _try(name: str, function: Any, arguments: Any) -> tuple[str, bool, str]:
     state = _state()
-    before = repr(vars(state.services["GorillaFileSystem"]))
+    before = _seen(state)
     start = time.perf_counter()
     with contextlib.ExitStack() as stack:
         doors = [stack.enter_context(mock.patch.object(*door, side_effect=_reached)) for door in DOORS]
@@ -165,7 +165,7 @@ def _try(name: str, function: Any, arguments: Any) -> tuple[str, bool, str]:
             observation, after = repr(error), state
         reached = [door.call_count for door in doors]
     seconds = time.perf_counter() - start
-    unchanged = repr(vars(after.services["GorillaFileSystem"])) == before == repr(vars(state.services["GorillaFileSystem"]))
+    unchanged = _seen(after) == before == _seen(state)
     fine = observation.startswith(ERROR.format("")) and unchanged and not any(reached) and seconds < MAX_SECONDS
     return name, fine, f"{observation[:100]} ({1000 * seconds:.1f} ms)"
 
@@ -179,6 +179,10 @@ def _observe(state: State, function: Any, arguments: Any) -> tuple[str, State]:
         function, arguments = call.name, {**dict(enumerate(call.positional)), **call.named}
     reaction = Bfcl().react(state, Reply("", (ToolCall(function, arguments),)))
     return reaction.messages[0].content, reaction.state
+
+
+def _seen(state: State) -> str:
+    return repr(vars(state.services["GorillaFileSystem"]))
 
 
 def _reached(*_: Any, **__: Any) -> None:

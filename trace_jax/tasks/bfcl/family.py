@@ -49,7 +49,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Bfcl:
-    """The multi-turn categories base, long_context, miss_func and miss_param. Needs the package bfcl-eval (an extra)."""
+    """The multi-turn categories base, long_context, miss_func and miss_param; ValueError without package bfcl-eval."""
 
     max_turns: int = 40  # [paper]
     name = "bfcl"

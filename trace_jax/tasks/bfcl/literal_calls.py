@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-MAX_CHARACTERS = 20_000  # of a call text, and of all strings in a call; the longest of the data set's own calls has 6,839
+MAX_CHARACTERS = 20_000  # of a call text, and of all strings in a call; the data set's own calls have up to 6,839
 MAX_VALUES = 2_000  # values in a call, containers and keys included
 MAX_DEPTH = 8  # lists and dicts in each other
 MAX_INTEGER_BITS = 1_024  # as large as a float gets

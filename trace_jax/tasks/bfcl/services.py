@@ -32,7 +32,7 @@ FOLDER = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
 INSTALL = "run `pip install --no-deps bfcl-eval==2026.3.23 && pip install mpmath filelock`"
 MAX_DIGITS = 1_000  # of precision and of rounding
 MAX_POWER_BITS = 16_384  # Python prints no integer of more than 4,300 digits, which are 14,285 bits
-MAX_FILES = 20_000  # files and folders that a file system may hold; a long-context one begins with under 3,000
+MAX_FILES = 20_000  # files and folders that a file system may hold; the data set's begin with at most 124
 MAX_FOLDERS_DEEP = 64  # copying and comparing go down recursively
 GROWING = ("mkdir", "touch", "mv", "cp")  # methods of the file system that can make it larger or deeper
 _RUNNING = threading.Lock()  # some methods write to their modules' globals before they read them
@@ -46,15 +46,14 @@ def require() -> None:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise ValueError(f"bfcl: package {error.name} is not installed; {INSTALL}") from None
+            package = (error.name or "bfcl_eval").split(".")[0]
+            raise ValueError(f"bfcl: package {package} is not installed; {INSTALL}") from None
 
 
 def load(classes: Sequence[str], config: Mapping[str, Any], *, long_context: bool) -> Services:
-    """New instances in their first state, in the order of `classes`. Raises ValueError for a class that is not known."""
+    """New instances in their first state, in the order of `classes`. Raises ValueError for an unknown class."""
     services = {}
     for name in classes:
-        if name not in CLASSES:
-            raise ValueError(f"bfcl: class {name!r} is not one of {', '.join(CLASSES)}")
         instance = _class(name)()
         if name != "MathAPI":  # which has no state
             instance._load_scenario(copy.deepcopy(config.get(name, {})), long_context=long_context)
@@ -72,7 +71,9 @@ def methods(classes: Sequence[str], documented: Sequence[str]) -> dict[str, str]
     return found
 
 
-def named_arguments(class_name: str, method: str, positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+def named_arguments(
+    class_name: str, method: str, positional: Sequence[Any], named: Mapping[str, Any]
+) -> dict[str, Any]:
     """All arguments of a call by name. Raises CallError if the method does not take them."""
     try:
         bound = inspect.signature(vars(_class(class_name))[method]).bind(None, *positional, **named).arguments
@@ -99,6 +100,8 @@ def run(services: Services, class_name: str, method: str, arguments: Mapping[str
 
 
 def _class(name: str) -> type:
+    if name not in CLASSES:
+        raise ValueError(f"bfcl: class {name!r} is not one of {', '.join(CLASSES)}")
     return getattr(importlib.import_module(f"{FOLDER}.{CLASSES[name]}"), name)
 
 
