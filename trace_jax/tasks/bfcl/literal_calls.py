@@ -9,7 +9,6 @@ import ast
 import dataclasses
 import math
 import re
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,9 +42,7 @@ def parse(text: str) -> LiteralCall:
     if len(text) > MAX_CHARACTERS:
         raise CallError(f"the call has {len(text)} characters, at most {MAX_CHARACTERS} are read")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # unknown escapes in strings
-            node = ast.parse(text, mode="eval").body
+        node = ast.parse(text, mode="eval").body
     except _PARSER_ERRORS:
         raise CallError("the call cannot be parsed") from None
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
