@@ -24,10 +24,13 @@ def table(folder: Path) -> str:
     """All sets: their splits, the number of records of those that are prepared, where they come from, the licence."""
     rows = []
     for source in sources.SOURCES.values():
-        counts = store.prepared(source.name, folder)
-        records = ", ".join(f"{count:,}" for count in (counts or {}).values()) or "-"
-        sizes = {item.download.url: item.download.size for item in source.splits.values() if item.download}
-        download = f"{sum(sizes.values()) / 1e6:,.1f} MB" if sizes else "package" if not source.read else "by hand"
+        try:
+            counts = store.prepared(source.name, folder)
+            records = ", ".join(f"{count:,}" for count in (counts or {}).values()) or "-"
+        except DataError:
+            counts, records = None, "damaged"
+        size = source.download_size()
+        download = "package" if source.read is None else f"{size / 1e6:,.2f} MB" if size else "size not known"
         splits = ", ".join(counts or source.splits)
         rows.append((source.name, splits, records, download, source.licence, source.homepage))
     return tabulate(rows, headers=("name", "splits", "records", "download", "licence", "source"), disable_numparse=True)
@@ -38,8 +41,10 @@ def describe(result: Prepared) -> str:
     counts = ", ".join(f"{count:,} {split}" for split, count in result.counts.items())
     if not result.new:
         return f"{result.name}: already prepared ({counts}) in {result.path}; remove that folder to prepare it anew"
-    left_out = "".join(f"; {count:,} {split} rows without an answer left out" for split, count in result.left_out.items())
-    return f"{result.name}: {counts} records in {result.path}{left_out}"
+    lost = result.left_out.items()
+    left_out = "".join(f"; {count:,} {split} rows without an answer left out" for split, count in lost)
+    notes = "".join(f"; note: {note}" for note in result.notes)
+    return f"{result.name}: {counts} records in {result.path}{left_out}{notes}"
 
 
 def _parser() -> argparse.ArgumentParser:

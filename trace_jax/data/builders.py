@@ -1,13 +1,14 @@
 """tensorflow-datasets builders, one class a row of the table in `sources.py`: array_record files, no TensorFlow.
 
 A builder reads either the files it is told to (`inputs`) or downloads the official ones. It downloads through
-tensorflow-datasets, which verifies size and SHA-256 of every file before it is read; a file without a checksum in the
-table is never downloaded. The order of records is that of the official file.
+tensorflow-datasets, which verifies size and SHA-256 of a file before it is read; a file of which the table knows the
+git object instead is verified here. The order of records is that of the official file.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,13 @@ from typing import Any
 import requests
 import tensorflow_datasets as tfds
 
-from trace_jax.data import bfcl, readers, store
+from trace_jax.data import bfcl, fields, readers
 from trace_jax.data.errors import DataError, RowError, Unanswered
 from trace_jax.data.formats import Record
-from trace_jax.data.sources import Source
+from trace_jax.data.sources import Download, Source
 
 _PATIENCE_SECONDS = 20
-Watch = Callable[[str, int], readers.Tick]  # called with what begins and its size in bytes; the tick tells how far it is
+Watch = Callable[[str, int], readers.Tick]  # called with what begins and its size in bytes; returns its tick
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Input:
 class Records(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """What all sets share; `make` adds the source."""
 
-    VERSION = tfds.core.Version(store.VERSION)
+    VERSION = tfds.core.Version(fields.VERSION)
     source: Source
     inputs: Mapping[str, Input]  # of each split that is to be prepared; empty: download all
     watch: Watch
@@ -56,7 +57,9 @@ class Records(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _download(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Input]:
         urls = {name: split.download.url for name, split in self.source.splits.items()}
-        paths = dl_manager.download(urls)
+        paths = dl_manager.download(urls)  # verified, those with a SHA-256
+        for name, path in paths.items():
+            _verify_blob(self.source.splits[name].download, Path(path))
         zipped = {name: bool(readers.members(Path(path))) for name, path in paths.items()}
         return {
             name: Input(Path(path), self.source.splits[name].member if zipped[name] else "")
@@ -70,7 +73,10 @@ class Records(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             first = seen.setdefault(record["id"], number)
             if first != number:
                 raise DataError(f"{given.path}: record {number} has id {record['id']!r}, which record {first} has too")
-            yield number, self.source.fields.encode(record)
+            try:
+                yield number, self.source.fields.encode(record)
+            except RowError as error:
+                raise DataError(f"{given.path}: record {number} {error}") from error
         if not seen:
             raise DataError(f"{given.path} holds no record with an answer")
 
@@ -95,6 +101,7 @@ def make(source: Source, folder: Path, inputs: Mapping[str, Input], watch: Watch
     infos = {
         item.url: tfds.core.download.checksums.UrlInfo(size=item.size, checksum=item.sha256, filename=None)
         for item in downloads
+        if item.sha256
     }
 
     class Builder(Records, skip_registration=True):
@@ -112,11 +119,11 @@ def build(builder: Records, downloads: Path) -> None:
 
     Raises DataError for anything that is wrong with the files or that keeps them from being downloaded.
     """
-    config = tfds.download.DownloadConfig(try_download_gcs=False, force_checksums_validation=True)
+    config = tfds.download.DownloadConfig(try_download_gcs=False)
     tfds.disable_progress_bar()  # ours is shown instead
     try:
         if not builder.inputs:
-            _knock(builder.url_infos)
+            _knock({split.download.url for split in builder.source.splits.values()})
         builder.download_and_prepare(download_dir=downloads, download_config=config, file_format="array_record")
     except tfds.core.download.download_manager.NonMatchingChecksumError as error:
         problem = " ".join(str(error).split()).split(" To debug")[0]
@@ -127,6 +134,24 @@ def build(builder: Records, downloads: Path) -> None:
         raise DataError(f"{builder.name} can't be downloaded ({problem}); {remedy}") from error
     except OSError as error:
         raise DataError(f"{builder.name}: {error}") from error
+
+
+def _verify_blob(download: Download, path: Path) -> None:
+    """Compares a file with the id of its git object, SHA-1 of "blob SIZE" NUL CONTENT; removes it if it is another."""
+    if not download.git_blob:
+        return
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while block := file.read(readers.BLOCK):
+            digest.update(block)
+    if digest.hexdigest() != download.git_blob:
+        size = path.stat().st_size
+        for file in (path, path.with_name(path.name + ".INFO")):  # the second is tensorflow-datasets' own record of it
+            file.unlink(missing_ok=True)
+        raise DataError(
+            f"{download.url} is not the published file: {size:,} bytes, git object {digest.hexdigest()}, expected "
+            f"{download.git_blob}; try again, or give a file with --data_dir"
+        )
 
 
 def _knock(urls: Iterable[str]) -> None:

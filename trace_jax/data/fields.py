@@ -10,6 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from trace_jax.data.errors import RowError
+
+VERSION = "1.0.0"  # of the records: a change of their fields or of what is in them is a new version
+
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
@@ -19,7 +23,12 @@ class Fields:
     nested: tuple[str, ...]  # lists and dicts of JSON values
 
     def encode(self, record: Mapping[str, Any]) -> dict[str, str]:
-        """A record as texts."""
+        """A record as texts. Raises RowError for a text that can't be stored."""
+        for key in self.texts:
+            try:
+                record[key].encode()
+            except UnicodeEncodeError as error:
+                raise RowError(f"has half a character (a lone surrogate) in {key!r}") from error
         return {key: record[key] for key in self.texts} | {key: json.dumps(record[key]) for key in self.nested}
 
     def decode(self, stored: Mapping[str, bytes]) -> dict[str, Any]:

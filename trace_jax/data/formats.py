@@ -22,8 +22,8 @@ def math_problem(row: Mapping[str, Any], default_id: str) -> Record:
     """{"problem" or "question", "answer", optionally "id" or "unique_id", "difficulty", "level", "type", "subject"}.
 
     The shape of DeepScaleR-Preview and of the AIME, AMC, MATH-500, Minerva and OlympiadBench files beside it, and of
-    the JSON lines of the same benchmarks elsewhere. An answer is text, a number, or a list of equivalent forms, of which
-    the last is taken (our choice). Dollar signs around the whole answer are dropped: `answer` is LaTeX inside them.
+    the JSON lines of the same benchmarks elsewhere. An answer is text, a number, or a list of equivalent forms, of
+    which the last is taken (our choice). Dollar signs around the whole answer are dropped: it is LaTeX inside them.
     """
     key = "problem" if "problem" in row or "question" not in row else "question"
     problem = cells.text(row, key)
@@ -99,11 +99,12 @@ def arc(row: Mapping[str, Any], default_id: str) -> Record:
     """
     name, key = cells.text(row, "id"), cells.text(row, "answerKey")
     question = cells.mapping(row, "question")
-    options = [(cells.text(option, "text"), cells.text(option, "label")) for option in cells.mappings(question, "choices")]
-    labels = [label for _, label in options]
+    options = cells.mappings(question, "choices")
+    labels = [cells.text(option, "label") for option in options]
+    texts = [cells.text(option, "text") for option in options]
     if key not in labels:
         raise RowError(f"has answerKey {key!r}, which is none of its labels {', '.join(labels)}")
-    return _choice(name, cells.text(question, "stem"), [text for text, _ in options], labels.index(key), "all")
+    return _choice(name, cells.text(question, "stem"), texts, labels.index(key), "all")
 
 
 def gpqa(row: Mapping[str, Any], default_id: str) -> Record:
@@ -122,21 +123,16 @@ def gpqa(row: Mapping[str, Any], default_id: str) -> Record:
 
 def hotpotqa(row: Mapping[str, Any], default_id: str) -> Record:
     """HotpotQA (distractor): {"_id", "question", "answer", "type", "level", "context": [[title, [sentence]]]}."""
-    return _question(
-        cells.text(row, "_id"),
-        cells.text(row, "question"),
-        [cells.text(row, "answer")],
-        _context(row),
-        f"{cells.text(row, 'type')} {cells.text(row, 'level')}",
-    )
+    name, question, answer = cells.text(row, "_id"), cells.text(row, "question"), cells.text(row, "answer")
+    group = f"{cells.text(row, 'type')} {cells.text(row, 'level')}"
+    return _question(name, question, [answer], _context(row), group)
 
 
 def two_wiki(row: Mapping[str, Any], default_id: str) -> Record:
     """2WikiMultihopQA: {"_id", "question", "answer", "type", "context" as in HotpotQA, absent in some releases}."""
     paragraphs = _context(row) if "context" in row else []
-    return _question(
-        cells.text(row, "_id"), cells.text(row, "question"), [cells.text(row, "answer")], paragraphs, cells.text(row, "type")
-    )
+    name, question, answer = cells.text(row, "_id"), cells.text(row, "question"), cells.text(row, "answer")
+    return _question(name, question, [answer], paragraphs, cells.text(row, "type"))
 
 
 def musique(row: Mapping[str, Any], default_id: str) -> Record:
@@ -148,7 +144,8 @@ def musique(row: Mapping[str, Any], default_id: str) -> Record:
     name, question, answer = cells.text(row, "id"), cells.text(row, "question"), cells.text(row, "answer")
     aliases = cells.texts(row, "answer_aliases")
     paragraphs = [
-        {"title": cells.text(item, "title"), "text": cells.text(item, "paragraph_text")} for item in cells.mappings(row, "paragraphs")
+        {"title": cells.text(item, "title"), "text": cells.text(item, "paragraph_text")}
+        for item in cells.mappings(row, "paragraphs")
     ]
     if row.get("answerable") is False:
         raise Unanswered
@@ -162,12 +159,13 @@ def bamboogle(row: Mapping[str, Any], default_id: str) -> Record:
 
 
 def or_flashrag(official: Format) -> Format:
-    """The official format of a set, or FlashRAG's of any: {"id", "question", "golden_answers"}; it has no paragraphs."""
+    """The official format of a set, or FlashRAG's of any: {"id", "question", "golden_answers"}, without paragraphs."""
 
     def read(row: Mapping[str, Any], default_id: str) -> Record:
         if "golden_answers" not in row:
             return official(row, default_id)
-        return _question(cells.text(row, "id"), cells.text(row, "question"), cells.texts(row, "golden_answers"), [], "all")
+        answers = cells.texts(row, "golden_answers")
+        return _question(cells.text(row, "id"), cells.text(row, "question"), answers, [], "all")
 
     return read
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 def shuffled(num_records: int, seed: int) -> grain.MapDataset:
     """Record numbers in the order of a run: element p is the record at position p, for every p >= 0.
 
-    Positions e * num_records .. (e + 1) * num_records - 1 are a permutation of all records, another one in each epoch e,
-    a function of seed and e. Random access: a run that keeps p as its cursor goes on exactly from there, and
+    Positions e * num_records .. (e + 1) * num_records - 1 are a permutation of all records, another one in each epoch
+    e, a function of seed and e. Random access: a run that keeps p as its cursor goes on exactly from there, and
     `.map(records.__getitem__)` gives the records themselves. `.to_iter_dataset()` gives an iterator with get_state and
     set_state for grain's own checkpoints.
 

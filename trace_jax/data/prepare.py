@@ -9,14 +9,19 @@ import fnmatch
 import io
 import shutil
 import threading
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tqdm
 
 from trace_jax.data import bfcl, readers, sources, store
 from trace_jax.data.errors import DataError
 from trace_jax.data.sources import Source
+
+if TYPE_CHECKING:
+    from trace_jax.data import builders
 
 _POLL_SECONDS = 0.5  # how often the size of a download is looked up
 
@@ -29,6 +34,7 @@ class Prepared:
     counts: Mapping[str, int]  # records of each split
     left_out: Mapping[str, int]  # rows without an answer, of each split; empty where the set was there already
     new: bool  # False: it was there already
+    notes: tuple[str, ...]  # what may be wrong with it
     path: Path
 
 
@@ -54,23 +60,24 @@ def prepare(
     """
     source = sources.find(name)
     folder = store.default_folder() if folder is None else Path(folder)
-    builders = store.import_builders()
+    library = store.import_builders()
     with _alone(name, folder):
         path = store.set_folder(name, folder)
         counts = store.prepared(name, folder)
         if counts is not None:
-            return Prepared(name, counts, {}, False, path)
-        inputs = {key: builders.Input(*given) for key, given in find_inputs(source, data_dir, split).items()}
+            return Prepared(name, counts, {}, False, (), path)
+        inputs = {key: library.Input(*given) for key, given in find_inputs(source, data_dir, split).items()}
         for stale in path.parent.glob("incomplete.*"):  # of a process that was killed
             shutil.rmtree(stale)
         downloads = folder / "downloads"
-        with _Progress(show_progress) as progress, contextlib.redirect_stdout(io.StringIO()):  # it tells as print does
-            builder = builders.make(source, folder, inputs, progress.phase)
+        # tensorflow-datasets reports on standard output, also to those who did not ask.
+        with _Progress(show_progress) as progress, contextlib.redirect_stdout(io.StringIO()), _emptied(downloads):
+            builder = library.make(source, folder, inputs, progress.phase)
             with progress.downloading(source, downloads / name) if not inputs else contextlib.nullcontext():
-                builders.build(builder, downloads)
-        shutil.rmtree(downloads / name, ignore_errors=True)
-        _remove_empty(downloads)
-        return Prepared(name, store.prepared(name, folder) or {}, dict(builder.left_out), True, path)
+                library.build(builder, downloads)
+            shutil.rmtree(downloads / name, ignore_errors=True)
+        counts, notes = store.prepared(name, folder) or {}, _notes(source, inputs)
+        return Prepared(name, counts, dict(builder.left_out), True, notes, path)
 
 
 def find_inputs(source: Source, data_dir: Path | None, split: str | None) -> dict[str, tuple[Path, str]]:
@@ -88,7 +95,7 @@ def find_inputs(source: Source, data_dir: Path | None, split: str | None) -> dic
         if all(item.download for item in source.splits.values()):
             return {}
         raise DataError(
-            f"{source.name} can't be downloaded (no checksum is known for its files): get "
+            f"{source.name} is never downloaded (nothing is known to verify its files by): get "
             f"{' and '.join(item.names[0] for item in source.splits.values())} from {source.homepage} and give "
             "--data_dir=FILE_OR_FOLDER"
         )
@@ -131,6 +138,19 @@ def _of_file(source: Source, path: Path, split: str | None) -> dict[str, tuple[P
     return {next(iter(wanted)): (path, "")}
 
 
+def _notes(source: Source, inputs: Mapping[str, builders.Input]) -> tuple[str, ...]:
+    """Says of every file with the name of a published one that it has another size: it may be cut or a sample."""
+    notes = []
+    for split, given in inputs.items():
+        published = source.splits[split].download
+        if published is None or published.size is None:
+            continue
+        size = given.path.stat().st_size
+        if Path(urllib.parse.urlparse(published.url).path).name == given.path.name and size != published.size:
+            notes.append(f"{given.path.name} has {size:,} bytes, the published file {published.size:,}")
+    return tuple(dict.fromkeys(notes))
+
+
 @contextlib.contextmanager
 def _alone(name: str, folder: Path) -> Iterator[None]:
     """Keeps a second process from preparing the same set in the same folder; the lock goes with the process."""
@@ -151,11 +171,15 @@ def _alone(name: str, folder: Path) -> Iterator[None]:
                 shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        for inner in folder.iterdir():
-            inner.rmdir()
-        folder.rmdir()
+@contextlib.contextmanager
+def _emptied(downloads: Path) -> Iterator[None]:
+    """Removes the folder of downloads if it holds no file in the end: one that arrived whole is kept for a next try."""
+    try:
+        yield
+    finally:
+        for folder in (*(downloads.iterdir() if downloads.is_dir() else ()), downloads):
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
 
 
 class _Progress:
@@ -170,20 +194,19 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def phase(self, label: str, size: int) -> readers.Tick:
-        """Starts a phase of so many bytes; the tick is called with the bytes that are done."""
+    def phase(self, label: str, size: int | None) -> readers.Tick:
+        """Starts a phase of so many bytes (None: not known); the tick is called with the bytes that are done."""
         self._bar.reset(total=size)
         self._bar.set_description(label)
         return self._to
 
     def _to(self, position: int) -> None:
-        self._bar.update(min(position, self._bar.total) - self._bar.n)
+        self._bar.update((position if self._bar.total is None else min(position, self._bar.total)) - self._bar.n)
 
     @contextlib.contextmanager
     def downloading(self, source: Source, folder: Path) -> Iterator[None]:
         """Shows the size of the files that arrive in a folder; removes those that did not arrive whole."""
-        sizes = {item.download.url: item.download.size for item in source.splits.values() if item.download}
-        total = sum(sizes.values())
+        total = source.download_size()
         done = threading.Event()
 
         def follow() -> None:
@@ -191,7 +214,7 @@ class _Progress:
             while not done.wait(_POLL_SECONDS):
                 arrived = _bytes_in(folder)
                 tick(arrived)
-                if arrived >= total:
+                if total is not None and arrived >= total:
                     return  # the bar belongs to the next phase
 
         thread = threading.Thread(target=follow, daemon=True)

@@ -10,6 +10,7 @@ import contextlib
 import csv
 import io
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ Tick = Callable[[int], None]  # told how many bytes of the file have been read, 
 BLOCK = 1 << 20  # bytes read at a time
 MAX_RECORD = 64 << 20  # characters; a longer "record" is a missing bracket
 _SNIFF = 512
+_CUT = re.compile(r"[\w.+\\-]*\s*")  # what may stand between an error and the end if only the end is missing
 
 
 def rows(path: Path, member: str, password: str, tick: Tick) -> Iterator[Row]:
@@ -154,7 +156,7 @@ def _may_go_on(error: json.JSONDecodeError | RecursionError, window: str) -> boo
     """Whether the decoder failed because the window ends, not because the text is wrong."""
     if isinstance(error, RecursionError):
         return False
-    return error.msg.startswith("Unterminated string") or error.pos >= len(window) - 16
+    return error.msg.startswith("Unterminated string") or _CUT.fullmatch(window, error.pos) is not None
 
 
 def _json_lines(file: BinaryIO, tick: Tick) -> Iterator[Row]:

@@ -5,8 +5,8 @@ A download is verified by size and SHA-256. Every checksum below was established
     (aime24, amc, amc23, math500, minerva, olympiadbench, bamboogle), or
   * taken from public records that agree: the data set's own published metadata, or several independent projects that
     pin the same file (hotpotqa, arc_challenge, 2wikimultihopqa, musique, mmlu_pro, gpqa_diamond, aime25).
-deepscaler has no checksum that could be established so, and is prepared from a local file only. The BFCL categories
-come with a package and are read from there.
+deepscaler is verified by the id of its git object, which is a part of the commit that the URL names. The BFCL
+categories come with a package and are read from there, unverified. No checksum was recorded at a first download.
 
 Splits are named "train" and "test"; "test" is what the paper evaluates on, whatever the authors of a set call it
 (the dev files of HotpotQA, 2WikiMultihopQA and MuSiQue, whose test answers are not public).
@@ -28,8 +28,9 @@ class Download:
     """A public file that never changes."""
 
     url: str
-    size: int  # bytes
-    sha256: str  # hexadecimal
+    size: int | None  # bytes; None: not known
+    sha256: str = ""  # hexadecimal; "": `git_blob` takes its place
+    git_blob: str = ""  # id of the file's git object in the commit that the URL names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +55,16 @@ class Source:
     category: str = ""  # of BFCL
     password: str = ""  # of the archive, published beside it
 
+    def download_size(self) -> int | None:
+        """Bytes of all files that would be downloaded; None where that is not known."""
+        sizes = {item.download.url: item.download.size for item in self.splits.values() if item.download}
+        return None if not sizes or None in sizes.values() else sum(sizes.values())
+
 
 _DEEPSCALER = "https://github.com/agentica-project/deepscaler"
-_DEEPSCALER_TESTS = (
+_DEEPSCALER_DATA = (
     "https://raw.githubusercontent.com/agentica-project/deepscaler/95ef74ffee001cce89463f2d61dfdce1d03576c1/"
-    "deepscaler/data/test/"
+    "deepscaler/data/"
 )
 _HOTPOT = "http://curtis.ml.cmu.edu/datasets/hotpot/"
 _MUSIQUE = "https://huggingface.co/datasets/bdsaglam/musique/resolve/22873a405dd809893b22ada0b499299fb612d2df/"
@@ -75,7 +81,7 @@ def _math(name: str, split: str, *names: str, homepage: str, licence: str, downl
 
 
 def _deepscaler_test(name: str, file: str, *names: str, size: int, sha256: str) -> Source:
-    download = Download(_DEEPSCALER_TESTS + file, size, sha256)
+    download = Download(_DEEPSCALER_DATA + "test/" + file, size, sha256)
     return _math(name, "test", file, *names, homepage=_DEEPSCALER, licence="MIT (collection)", download=download)
 
 
@@ -106,6 +112,9 @@ _ALL = (
         "math_train.json",
         homepage="https://huggingface.co/datasets/agentica-org/DeepScaleR-Preview-Dataset",
         licence="MIT",
+        download=Download(
+            _DEEPSCALER_DATA + "train/deepscaler.json", None, git_blob="4bc7b76e082e1982b0b435e3fff32fab60b51b46"
+        ),
     ),
     _deepscaler_test(
         "aime24",
@@ -123,7 +132,8 @@ _ALL = (
         homepage="https://huggingface.co/datasets/math-ai/aime25",
         licence="Apache-2.0",
         download=Download(
-            "https://huggingface.co/datasets/math-ai/aime25/resolve/563bb8404243c5f09de6ec262f2db674fe5bce9b/test.jsonl",
+            "https://huggingface.co/datasets/math-ai/aime25/resolve/563bb8404243c5f09de6ec262f2db674fe5bce9b/"
+            "test.jsonl",
             15_813,
             "b4e273c02d3e7fe1b74b59eae768fc8230bfb0f79539890cb56f4361caac0331",
         ),
@@ -206,7 +216,8 @@ _ALL = (
             ("gpqa_diamond.csv",),
             member="dataset/gpqa_diamond.csv",
             download=Download(
-                "https://raw.githubusercontent.com/idavidrein/gpqa/56686c06f5e19865c153de0fdb11be3890014df7/dataset.zip",
+                "https://raw.githubusercontent.com/idavidrein/gpqa/56686c06f5e19865c153de0fdb11be3890014df7/"
+                "dataset.zip",
                 2_348_038,
                 "461ae7329f15a3e35f8184d2dac24b990f34fdf12f366ca4062d8e6638cd08dc",
             ),

@@ -11,10 +11,8 @@ from typing import overload
 
 from trace_jax.data import sources
 from trace_jax.data.errors import DataError
-from trace_jax.data.fields import Fields
+from trace_jax.data.fields import VERSION, Fields
 from trace_jax.data.formats import Record
-
-VERSION = "1.0.0"  # of the records: a change of their fields or of what is in them is a new version
 
 
 def default_folder() -> Path:
@@ -25,10 +23,11 @@ def default_folder() -> Path:
 class Records(Sequence[Record]):
     """The records of one split, decoded when they are asked for; order and numbers never change."""
 
-    def __init__(self, stored: Sequence[dict[str, bytes]], fields: Fields):
-        """`stored` is random access to the encoded records."""
+    def __init__(self, stored: Sequence[dict[str, bytes]], fields: Fields, remedy: str):
+        """`stored` is random access to the encoded records; `remedy` is said of records that can't be read."""
         self._stored = stored
         self._fields = fields
+        self._remedy = remedy
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -46,7 +45,10 @@ class Records(Sequence[Record]):
         at += len(self) if at < 0 else 0
         if not 0 <= at < len(self):
             raise IndexError(f"record {index} of {len(self)}")
-        return self._fields.decode(self._stored[at])
+        try:
+            return self._fields.decode(self._stored[at])
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise DataError(f"record {at} can't be read: {self._remedy}") from error
 
     def __iter__(self) -> Iterator[Record]:
         return (self[at] for at in range(len(self)))
@@ -75,14 +77,11 @@ def load(name: str, folder: Path | None = None, *, split: str) -> Records:
             f"{name} was prepared in {folder} without its {split} split: remove {path.parent}, run "
             f"{command(name, folder)}"
         )
-    builders = import_builders()
+    remedy = _damaged(name, folder)
     try:
-        return Records(builders.records_of(path, split), source.fields)
+        return Records(import_builders().records_of(path, split), source.fields, remedy)
     except (OSError, ValueError, RuntimeError) as error:
-        problem = " ".join(str(error).split())
-        raise DataError(
-            f"{name} in {path} is damaged ({problem}): remove the folder, run {command(name, folder)}"
-        ) from error
+        raise DataError(remedy) from error
 
 
 def set_folder(name: str, folder: Path) -> Path:
@@ -98,8 +97,11 @@ def prepared(name: str, folder: Path) -> dict[str, int] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        path = set_folder(name, folder)
-        raise DataError(f"{name} in {path} is damaged: remove the folder, run {command(name, folder)}") from error
+        raise DataError(_damaged(name, folder)) from error
+
+
+def _damaged(name: str, folder: Path) -> str:
+    return f"{name} in {set_folder(name, folder)} is damaged: remove the folder, run {command(name, folder)}"
 
 
 def command(name: str, folder: Path) -> str:
