@@ -27,6 +27,7 @@ _OF_CHECKPOINT = ("lora", "model")
 _FREE = ("model.path", "model.gguf_cache", "model.context_length", "model.dtype", "model.remat")
 # Fields that decide no number of an evaluation.
 _IDLE = ("concurrency", "accept_truncation_bias", "demo_difficulty", "train", "eval_sets", "categories")
+_SEARCHED = ("train", "eval_sets")  # but where the records are what is searched
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             evaluation.Request(
                 config=config,
                 decisive=decisive(config),
+                training=_searches_records(config),
                 folder=arguments.folder.absolute(),
                 workdir=arguments.workdir and arguments.workdir.absolute(),
                 own=own,
@@ -132,9 +134,12 @@ def _check_same_checkpoint(own: RunConfig, config: RunConfig) -> None:
 
 
 def _with_benchmarks(config: RunConfig, names: Sequence[str] | None) -> RunConfig:
-    """The config with these data sets for evaluation and no others: only they have to be prepared."""
+    """The config with these data sets for evaluation and no others: only they have to be prepared.
+
+    Not where the records of all sets are what is searched: what is found may not depend on which are asked.
+    """
     known = PAPER_SAMPLES.get(config.task)
-    if names is None or known is None:
+    if names is None or known is None or _searches_records(config):
         return config
     for name in names:
         if name not in known:
@@ -147,6 +152,11 @@ def _with_benchmarks(config: RunConfig, names: Sequence[str] | None) -> RunConfi
     return dataclasses.replace(config, **{config.task: dataclasses.replace(family, **changed)})
 
 
+def _searches_records(config: RunConfig) -> bool:
+    """Whether the search tool looks through the paragraphs of the task's own records, those of training included."""
+    return config.task == "multihop_qa" and config.multihop_qa.search_url is None
+
+
 def _untrained(config: RunConfig) -> RunConfig:
     """The config as one that no loss is computed of: sampling from a part of the distribution biases nothing."""
     return dataclasses.replace(config, sampling=dataclasses.replace(config.sampling, accept_truncation_bias=True))
@@ -154,6 +164,7 @@ def _untrained(config: RunConfig) -> RunConfig:
 
 def decisive(config: RunConfig) -> dict[str, Any]:
     """The settings that decide an evaluation's numbers, beside parameters, seed and samples: {"config.task": ...}."""
+    idle = set(_IDLE) - set(_SEARCHED if _searches_records(config) else ())
     all_settings = config_lib.fingerprint(config)
     sections = ["sampling", config.task, *(["chat"] if config.task in config_checks.DATA_TASKS else [])]
     kept = {section: all_settings[section] for section in sections}
@@ -162,7 +173,7 @@ def decisive(config: RunConfig) -> dict[str, Any]:
         f"config.{section}.{name}": value
         for section, values in kept.items()
         for name, value in values.items()
-        if name not in _IDLE
+        if name not in idle
     }
     return {"config.task": config.task, "config.engine": config.engine} | flat
 

@@ -35,6 +35,7 @@ class Request:
 
     config: RunConfig
     decisive: Mapping[str, Any]  # of its settings, those that decide the numbers
+    training: bool  # whether the task needs its training records too
     folder: Path
     workdir: Path | None  # of the run whose newest checkpoint is meant; None: the untrained model
     own: RunConfig | None  # config of that run
@@ -68,7 +69,7 @@ def run(request: Request) -> None:
             folder = EvaluationFolder(request.folder)
             folder.check(settings)
         checkpoints = stack.enter_context(_checkpoints(request)) if request.workdir else None
-        parts = prepare(request.config)
+        parts = prepare(request.config, training=False)
         plan = _plan(request, parts)
         sampler = assemble_sampler(parts, request.folder, request.workdir, checkpoints)
         settings |= {"model": params_digest(sampler.params)}

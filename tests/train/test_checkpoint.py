@@ -57,6 +57,25 @@ def _saved(folder, *steps):
     writer.close()
 
 
+def test_a_part_is_read_alone(tmp_path):
+    """The parameters of the newest step without what stands beside them; errors as of the whole."""
+    writer = _open(tmp_path)
+    assert writer.restore_part({}) is None
+    writer.close()
+    _saved(tmp_path, 1, 2)
+    reader = _open(tmp_path)
+    part = reader.restore_part({"policy": {"params": _arrays(1)["policy"].params}})
+    assert _bits(part.arrays) == _bits({"policy": {"params": _arrays(2)["policy"].params}})
+    assert (part.step, part.host, part.document) == (2, {}, reader.restore_latest(_arrays(1)).document)
+    reader.save(_snapshot(3))  # and the same object goes on as before
+    reader.close()
+    assert _bits(_open(tmp_path).restore_latest(_arrays(1)).arrays) == _bits(_arrays(3))
+    other = _open(tmp_path, {"seed": 2})
+    with pytest.raises(checkpoint.CheckpointError, match="is of another config"):
+        other.restore_part({"policy": {"params": _arrays(1)["policy"].params}})
+    other.close()
+
+
 def test_round_trip_is_bitwise(tmp_path):
     rng = np.random.default_rng(5)
     rng.normal(size=3)

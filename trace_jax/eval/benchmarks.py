@@ -10,11 +10,12 @@ from trace_jax.tasks.base import Task
 from trace_jax.types import Prompt
 
 WHOLE = "eval"  # the one benchmark of a task without named ones: its held-out split
-# Samples of a prompt, by task and data set. Paper section 8 and appendix E; AIME25 as AIME24 (our choice).
+# Samples of a prompt, by task and data set. Paper section 8 and appendix E; AIME25 as AIME24, and AMC of two years as of one, are ours.
 PAPER_SAMPLES: Mapping[str, Mapping[str, int]] = {
     "math": {
         "aime24": 32,
         "aime25": 32,
+        "amc23": 16,
         "amc": 16,
         "math500": 4,
         "minerva": 4,

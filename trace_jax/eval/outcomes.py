@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from trace_jax.eval import estimates
 from trace_jax.rollout.collect import Collected
 from trace_jax.tree import query
 from trace_jax.types import Finish, NodeKind, Prompt
@@ -129,16 +131,35 @@ def summary(outcomes: Sequence[Outcomes], ks: Sequence[int]) -> dict[str, Any]:
 
 
 def _estimates(outcomes: Sequence[Outcomes], ks: Sequence[int]) -> dict[str, Any]:
-    import math
-    def mean(rows):
-        values = np.array([np.mean(r) for r in rows])
-        m = float(values.mean())
-        if values.size < 2: return m, None, None
-        se = float(values.std(ddof=1) / np.sqrt(values.size))
-        return m, se, (max(m - 1.959964 * se, 0.0), min(m + 1.959964 * se, 1.0))
-    avg, se, interval = mean([o.successes for o in outcomes])
-    reward, rse, rint = mean([o.rewards for o in outcomes])
-    n = len(outcomes[0].successes)
-    pk = {str(k): float(np.mean([1 - math.comb(n - sum(o.successes), k) / math.comb(n, k) for o in outcomes])) for k in ks}
-    return {"avg": avg, "standard_error": se, "interval": interval, "pass_at_k": pk,
-            "mean_reward": reward, "reward_standard_error": rse, "reward_interval": rint}
+    """Success, pass@k and score with their errors and 95 % intervals."""
+    success = estimates.over_prompts(np.array([np.mean(o.successes) for o in outcomes]))
+    correct = np.array([sum(o.successes) for o in outcomes])
+    solved = {str(k): estimates.pass_at_k(correct, len(outcomes[0].successes), k) for k in ks}
+    return {
+        "avg": success.value,
+        "standard_error": _or_none(success.standard_error),
+        "interval": _interval(success),
+        "pass_at_k": {k: estimate.value for k, estimate in solved.items()},
+        "pass_at_k_interval": {k: _interval(estimate) for k, estimate in solved.items()},
+        **_score(np.array([np.mean(o.rewards) for o in outcomes])),
+    }
+
+
+def _score(values: np.ndarray) -> dict[str, Any]:
+    """The mean reward; its spread only where rewards are scores from 0 to 1."""
+    if np.any((values < 0) | (values > 1)):
+        return {"mean_reward": float(values.mean()), "reward_standard_error": None, "reward_interval": None}
+    score = estimates.over_prompts(values)
+    return {
+        "mean_reward": score.value,
+        "reward_standard_error": _or_none(score.standard_error),
+        "reward_interval": _interval(score),
+    }
+
+
+def _interval(estimate: estimates.Estimate) -> list[float] | None:
+    return None if math.isnan(estimate.low) else [estimate.low, estimate.high]
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value

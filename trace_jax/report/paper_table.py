@@ -37,7 +37,7 @@ class Table:
 _MATH = Block(
     (
         ("AIME24", "aime24"),
-        ("AMC23", "amc"),
+        ("AMC23", "amc23"),
         ("MATH500", "math500"),
         ("Minerva", "minerva"),
         ("Olymp", "olympiadbench"),

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +148,20 @@ class Checkpointer:
         places = jax.tree.map(
             lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype, global_shape=x.shape), template
         )
-        arrays = ocp.args.PyTreeRestore(jax.tree.map(_like, template), restore_args=places, partial_restore=True)
-        found = self._read(step, arrays=arrays)
-        return Snapshot(step=step, arrays=found["arrays"], host={}, document=document["document"])
+        arguments = ocp.args.PyTreeRestore(jax.tree.map(_like, template), restore_args=places, partial_restore=True)
+        # Not through the manager, which reads and writes an item in one way as long as it lives.
+        reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+        with contextlib.closing(reader):
+            arrays = self._guarded(step, lambda: reader.restore(self._folder / f"{step:08d}" / "arrays", arguments))
+        return Snapshot(step=step, arrays=arrays, host={}, document=document["document"])
 
     def _read(self, step: int, **items: Any) -> Any:
+        return self._guarded(step, lambda: self._manager.restore(step, args=ocp.args.Composite(**items)))
+
+    def _guarded(self, step: int, read: Callable[[], Any]) -> Any:
         try:
             with _muted():
-                return self._manager.restore(step, args=ocp.args.Composite(**items))
+                return read()
         except Exception as error:  # orbax, tensorstore and json each raise their own
             raise CheckpointError(self._damaged(step, _brief(error))) from error
 
