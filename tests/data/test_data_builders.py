@@ -190,7 +190,6 @@ def test_what_can_not_be_found(tmp_path, capsys, official):
         (["aime24", "nothing"], "no data set is called 'nothing'"),
         (["aime24", "--data_dir=gone"], "gone does not exist"),
         (["aime24", f"--data_dir={tmp_path}"], "holds none of aime.json, aime24.json"),
-        (["aime24", "--split=test"], "there is none"),
         (["aime24", "--split=dev", f"--data_dir={official}"], "aime24 has no split 'dev'; it has test"),
         (["hotpotqa", f"--data_dir={official / 'dev.json'}", "--split=dev"], "has no split 'dev'"),
         (["hotpotqa", f"--data_dir={official / 'bamboogle.json'}"], "Give --split"),
@@ -207,6 +206,8 @@ def test_what_can_not_be_found(tmp_path, capsys, official):
 def test_a_split_that_was_not_there(prepared):
     with pytest.raises(DataError, match="musique was prepared in .* without its train split: remove"):
         store.load("musique", prepared, split="train")
+    with pytest.raises(DataError, match="musique is there without its train split: remove"):
+        prepare("musique", prepared, split="train", show_progress=False)
 
 
 def test_a_damaged_set_is_told(tmp_path, official):
@@ -334,6 +335,24 @@ def test_a_download_that_is_known_by_its_git_object(served, tmp_path, official, 
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.suffix != ".INFO"]
     shutil.copy(official / "deepscaler.json", folder)  # the next try downloads anew
     assert dict(prepare("deepscaler", tmp_path / "out", show_progress=True).counts) == {"train": 2}
+
+
+def test_one_split_is_downloaded_alone(served, tmp_path, official, monkeypatch):
+    """The other split's address leads nowhere and is not asked for."""
+    folder, address = served
+    shutil.copy(official / "hotpot_dev_distractor_v1.json", folder / "dev.json")
+    content = (folder / "dev.json").read_bytes()
+    source = sources.find("hotpotqa")
+    here = sources.Download(f"{address}/dev.json", len(content), hashlib.sha256(content).hexdigest())
+    gone = sources.Download(f"{address}/train.json", 1, "0" * 64)
+    splits = {
+        "train": dataclasses.replace(source.splits["train"], download=gone),
+        "test": dataclasses.replace(source.splits["test"], download=here),
+    }
+    monkeypatch.setitem(sources.SOURCES, "hotpotqa", dataclasses.replace(source, splits=splits))
+    with pytest.raises(DataError, match="hotpotqa can't be downloaded .404 .*train.json.; get it from https://hotpot"):
+        prepare("hotpotqa", tmp_path / "out", show_progress=False)
+    assert dict(prepare("hotpotqa", tmp_path / "out", split="test", show_progress=False).counts) == {"test": 1}
 
 
 def test_a_set_that_is_never_downloaded(tmp_path, monkeypatch):

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     preparing = commands.add_parser("prepare", help="download and convert data sets")
     preparing.add_argument("names", nargs="+", metavar="NAME", help="see `list`")
     preparing.add_argument("--data_dir", type=Path, help="official file, or folder of official files, to read instead")
-    preparing.add_argument("--split", help="the split that the file given as --data_dir holds")
+    preparing.add_argument("--split", help="prepare this split alone, e.g. what the file given as --data_dir holds")
     for command in (listing, preparing):
         command.add_argument("--folder", type=Path, help=f"of prepared sets (default: {store.default_folder()})")
     return parser

@@ -38,13 +38,14 @@ class Records(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     VERSION = tfds.core.Version(fields.VERSION)
     source: Source
-    inputs: Mapping[str, Input]  # of each split that is to be prepared; empty: download all
+    inputs: Mapping[str, Input]  # of each split that is to be prepared; empty: download those of the source
     watch: Watch
     left_out: dict[str, int]  # rows without an answer, of each split
 
     def _info(self) -> tfds.core.DatasetInfo:
         keys = (*self.source.fields.texts, *self.source.fields.nested)
-        return self.dataset_info_from_configs(
+        return tfds.core.DatasetInfo(
+            builder=self,
             features=tfds.features.FeaturesDict({key: tfds.features.Text() for key in keys}),
             homepage=self.source.homepage,
             license=self.source.licence,

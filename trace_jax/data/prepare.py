@@ -53,20 +53,23 @@ def prepare(
       folder: where to; None: `store.default_folder()`.
       data_dir: the official file, or a folder that holds the official files; None: download (or, for BFCL, read the
         installed package).
-      split: the split that a single file holds; needed where neither the table nor the file's name tells.
+      split: prepare this split alone; None: all that there are. Needed where neither the table nor the name of a
+        single file tells what it holds.
       show_progress: whether a progress bar is drawn on standard error.
 
     Raises DataError; nothing of the set is left behind then.
     """
-    source = sources.find(name)
+    source = sources.find(name).only(split)
     folder = store.default_folder() if folder is None else Path(folder)
     library = store.import_builders()
     with _alone(name, folder):
         path = store.set_folder(name, folder)
         counts = store.prepared(name, folder)
+        if counts is not None and split not in (None, *counts):
+            raise DataError(f"{name} is there without its {split} split: remove {path}, then prepare both at once")
         if counts is not None:
             return Prepared(name, counts, {}, False, (), path)
-        inputs = {key: library.Input(*given) for key, given in find_inputs(source, data_dir, split).items()}
+        inputs = {key: library.Input(*given) for key, given in find_inputs(source, data_dir).items()}
         for stale in path.parent.glob("incomplete.*"):  # of a process that was killed
             shutil.rmtree(stale)
         downloads = folder / "downloads"
@@ -80,15 +83,11 @@ def prepare(
         return Prepared(name, counts, dict(builder.left_out), True, notes, path)
 
 
-def find_inputs(source: Source, data_dir: Path | None, split: str | None) -> dict[str, tuple[Path, str]]:
+def find_inputs(source: Source, data_dir: Path | None) -> dict[str, tuple[Path, str]]:
     """The file, and its member if it is an archive, that each split is read from; empty: download.
 
     Raises DataError where nothing fits, with the names that would.
     """
-    if split is not None and split not in source.splits:
-        raise DataError(f"{source.name} has no split {split!r}; it has {', '.join(source.splits)}")
-    if split is not None and data_dir is None:
-        raise DataError(f"{source.name}: --split tells what the file given as --data_dir holds; there is none")
     if data_dir is None and source.read is None:
         data_dir = bfcl.installed_folder()
     if data_dir is None:
@@ -101,28 +100,28 @@ def find_inputs(source: Source, data_dir: Path | None, split: str | None) -> dic
         )
     data_dir = Path(data_dir)
     if data_dir.is_dir():
-        return _in_folder(source, data_dir, split)
+        return _in_folder(source, data_dir)
     if not data_dir.exists():
         raise DataError(f"{source.name}: {data_dir} does not exist")
-    return _of_file(source, data_dir, split)
+    return _of_file(source, data_dir)
 
 
-def _in_folder(source: Source, folder: Path, split: str | None) -> dict[str, tuple[Path, str]]:
+def _in_folder(source: Source, folder: Path) -> dict[str, tuple[Path, str]]:
     found = {}
     for key, item in source.splits.items():
         path = next((folder / name for name in item.names if (folder / name).is_file()), None)
-        if path is not None and split in (None, key):
+        if path is not None:
             found[key] = (path, "")
     if not found:
-        names = [name for key, item in source.splits.items() if split in (None, key) for name in item.names]
+        names = [name for item in source.splits.values() for name in item.names]
         raise DataError(f"{source.name}: {folder} holds none of {', '.join(names)}; name the file itself")
     return found
 
 
-def _of_file(source: Source, path: Path, split: str | None) -> dict[str, tuple[Path, str]]:
-    """Splits by the members of an archive, by the table if it has one split, by --split, or by the file's name."""
+def _of_file(source: Source, path: Path) -> dict[str, tuple[Path, str]]:
+    """Splits by the members of an archive, by being the only one, or by the file's name."""
     inside = readers.members(path)
-    wanted = {key: item for key, item in source.splits.items() if split in (None, key)}
+    wanted = dict(source.splits)
     if inside:
         found = {key: (path, item.member) for key, item in wanted.items() if item.member in inside}
         if found:

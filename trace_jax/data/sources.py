@@ -55,6 +55,14 @@ class Source:
     category: str = ""  # of BFCL
     password: str = ""  # of the archive, published beside it
 
+    def only(self, split: str | None) -> Source:
+        """The source with that split alone; itself for None. Raises DataError for a split that it does not have."""
+        if split is None:
+            return self
+        if split not in self.splits:
+            raise DataError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
+        return dataclasses.replace(self, splits={split: self.splits[split]})
+
     def download_size(self) -> int | None:
         """Bytes of all files that would be downloaded; None where that is not known."""
         sizes = {item.download.url: item.download.size for item in self.splits.values() if item.download}
