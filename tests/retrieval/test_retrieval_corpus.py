@@ -39,6 +39,11 @@ def test_contents_are_read_back_as_they_were(title, text):
     assert split_contents(Passage(title, text).contents) == (title, text)
 
 
+def test_a_text_without_a_title_stays_as_it_is_unless_it_looks_titled():
+    assert Passage("", "no title line").contents == "no title line"
+    assert Passage("", '"a"\nb').contents == '""\n"a"\nb'
+
+
 # --- corpus files
 
 

@@ -171,6 +171,12 @@ def test_a_slow_service_ends_the_searches_of_a_turn():
     assert contents(reaction)[-1] == "Error: not carried out; the searches before it took too long"
 
 
+def test_a_service_that_takes_long_to_fail_is_called_down_not_slow():
+    searcher = Searches(lambda *_: time.sleep(0.03) or down(*_))
+    first, second = contents(react(call(query="a"), call(query="b"), searcher=searcher, turn_seconds=0.02))
+    assert first == second and "not available" in first and len(searcher.asked) == 1
+
+
 def test_a_fault_of_ours_is_not_hidden_from_us():
     with pytest.raises(ZeroDivisionError):
         react(call(query="q"), searcher=Searches(lambda *_: 1 / 0))
