@@ -1,4 +1,4 @@
-"""Settings for commands that have flags of their own: a config file or a run's config.json, with --config.NAME=VALUE."""
+"""Settings of commands with flags of their own: a config file or a run's config.json, and --config.NAME=VALUE."""
 
 from __future__ import annotations
 

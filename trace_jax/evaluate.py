@@ -15,7 +15,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trace_jax import config as config_lib
 from trace_jax import config_arguments, config_checks
@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trace_jax.evaluate", description=__doc__.splitlines()[0], allow_abbrev=False
     )
+    parser.error = _fail  # one line, without the usage
     add = parser.add_argument
     add("--config", help="config file; --config.NAME=VALUE as in trace_jax.main")
     add("--folder", type=Path, required=True, help="of the results")
@@ -85,7 +86,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r} names none")
+    return names
 
 
 def _count(text: str) -> int:
@@ -178,7 +182,7 @@ def decisive(config: RunConfig) -> dict[str, Any]:
     return {"config.task": config.task, "config.engine": config.engine} | flat
 
 
-def _fail(error: Exception) -> None:
+def _fail(error: Exception | str) -> NoReturn:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(1)
 

@@ -109,10 +109,12 @@ def _plan(request: Request, parts: Parts) -> list[_Benchmark]:
         ks = tuple(request.ks or sorted({1, samples}))
         if max(ks) > samples:
             raise ConfigError(
-                f"--k asks for pass@{max(ks)}, but {name} has {samples} samples of a prompt; lower it or raise --samples"
+                f"--k asks for pass@{max(ks)}, but {name} has {samples} samples of a prompt; lower it or raise "
+                "--samples"
             )
         with _one_line(""):
-            plan.append(_Benchmark(name, benchmarks.make_prompts(parts.environment, limits, "eval", indices), samples, ks))
+            prompts = benchmarks.make_prompts(parts.environment, limits, "eval", indices)
+        plan.append(_Benchmark(name, prompts, samples, ks))
     return plan
 
 

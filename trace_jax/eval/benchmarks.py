@@ -10,7 +10,8 @@ from trace_jax.tasks.base import Task
 from trace_jax.types import Prompt
 
 WHOLE = "eval"  # the one benchmark of a task without named ones: its held-out split
-# Samples of a prompt, by task and data set. Paper section 8 and appendix E; AIME25 as AIME24, and AMC of two years as of one, are ours.
+# Samples of a prompt, by task and data set, as in the paper's evaluation; AIME25 as AIME24, and AMC of two years as of
+# one, are ours.
 PAPER_SAMPLES: Mapping[str, Mapping[str, int]] = {
     "math": {
         "aime24": 32,

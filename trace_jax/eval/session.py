@@ -1,4 +1,4 @@
-"""Samples the prompts of a benchmark that a file has no outcomes of yet: what makes an evaluation go on after a kill."""
+"""Samples the prompts of a benchmark that a file has no outcomes of yet: so an evaluation goes on after a kill."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def missing(prompts: Sequence[Prompt], samples: int, file: OutcomesFile) -> list
             left.append(prompt)
         elif len(found.successes) != samples:
             raise ValueError(
-                f"{prompt.uid} was sampled {len(found.successes)} times in this folder, --samples is {samples} now; put "
-                "it back or choose another folder"
+                f"{prompt.uid} was sampled {len(found.successes)} times in this folder, --samples is {samples} now; "
+                "put it back or choose another folder"
             )
         elif found.prompt != digest(prompt):
             raise ValueError(
