@@ -31,6 +31,8 @@ BROKEN = [
     ({"task": "math"}, "config.model.path is not set, but config.task 'math' is read as a chat; give a model fo"),
     (CHAT | {"chat.max_prompt_tokens": 4096}, "max_prompt_tokens is 4096, must be below model.context_length 4096"),
     (CHAT | {"chat.thinking": True, "chat.template": "llama3"}, "chat.thinking is set, but chat format llama3 has no"),
+    ({"model.path": "m", "lora.rank": 4, "model.fuse_projections": False, "model.param_dtype": "bfloat16",
+      "warm_start.pretrained": True}, "pretrained trains all parameters, but config.model.param_dtype is 'bfloat16'"),
     ({"math.eval_sets": ()}, r"config.math.eval_sets is \(\); name at least one data set, and each once"),
     ({"multihop_qa.eval_sets": ("musique", "musique")}, "config.multihop_qa.eval_sets is"),
     ({"bfcl.categories": ("base", "parallel")}, "name some of base, long_context, miss_func, miss_param"),

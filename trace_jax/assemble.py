@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from trace_jax import config as config_lib
 from trace_jax import saving, setup_run
 from trace_jax.config import ConfigError, RunConfig
+from trace_jax.config_tasks import DATA_TASKS
 from trace_jax.engines.base import Engine
 from trace_jax.loop import Run
 from trace_jax.models import folder as model_folder
@@ -22,6 +23,7 @@ from trace_jax.report import console
 from trace_jax.rollout.agent import Limits
 from trace_jax.rollout.environment import Environment
 from trace_jax.setup_predictor import make_learned
+from trace_jax.tasks.base import Task
 from trace_jax.tasks.tokenizer import save_tokenizer, vocabulary_size
 from trace_jax.train import sharding, warm_start
 from trace_jax.train.checkpoint import Checkpointer
@@ -38,16 +40,32 @@ class Parts:
     trainer: PolicyTrainer
 
 
-def prepare(config: RunConfig) -> Parts:
-    """Task, tokenizer and the policy's functions. ConfigError for settings that do not fit the model or the machine."""
+def prepare(config: RunConfig, *, training: bool = True) -> Parts:
+    """Task, tokenizer and the policy's functions. Without `training` no training records are needed.
+
+    ConfigError for settings that do not fit the data, the model or the machine.
+    """
     config = setup_run.with_model_folders(config)
-    task = setup_run.make_task(config)
-    tokenizer = setup_run.make_tokenizer(config, task)
+    task, tokenizer = _task_and_tokenizer(config, training)
     model = setup_run.make_model(config, vocabulary_size(tokenizer))
     ends = setup_run.end_ids(config, tokenizer)
     environment = setup_run.environment_of(task, tokenizer, ends, stop_texts=config.engine == "sglang")
     setup_run.check_trunk(config, environment)
     return Parts(config, tokenizer, environment, policy_trainer(config, model, _mesh(config)))
+
+
+def _task_and_tokenizer(config: RunConfig, training: bool) -> tuple[Task, Any]:
+    if config.task not in DATA_TASKS:
+        task = setup_run.make_task(config)
+        return task, setup_run.make_tokenizer(config, task)
+    try:
+        from trace_jax import setup_data_tasks  # its libraries are extras
+    except ImportError as error:
+        raise ConfigError(
+            f"config.task is {config.task!r}, but {error.name} is not installed; pip install 'trace_jax[tasks]'"
+        ) from error
+    tokenizer = setup_run.make_tokenizer(config, None)
+    return setup_data_tasks.make_chat(config, tokenizer, training=training), tokenizer
 
 
 def assemble(config: RunConfig, workdir: Path, *, may_train: bool = True) -> Run:
@@ -57,7 +75,7 @@ def assemble(config: RunConfig, workdir: Path, *, may_train: bool = True) -> Run
     replace. Raises ConfigError for settings that do not fit the model or the machine.
     """
     _name_bias(config)
-    parts = prepare(config)
+    parts = prepare(config, training=may_train)
     config, environment, trainer = parts.config, parts.environment, parts.trainer
     params = _first_params(parts, workdir, may_train)
     policy = trainer.adopt(params, config.seed)
@@ -120,7 +138,9 @@ def _base(config: RunConfig, workdir: Path) -> str:
     """Which parameters the adapters belong to; "" without adapters."""
     if not config.lora.rank:
         return ""
-    return model_folder.identity(config.model.path or setup_run.warm_start_folder(config, workdir))
+    if config.model.path is None or config.warm_start.pretrained:
+        return model_folder.identity(setup_run.warm_start_folder(config, workdir))
+    return model_folder.identity(config.model.path)
 
 
 def policy_trainer(config: RunConfig, model: DecoderConfig, mesh: Mesh) -> PolicyTrainer:
@@ -157,24 +177,23 @@ def _mesh(config: RunConfig) -> Mesh:
 
 
 def _first_params(parts: Parts, workdir: Path, may_train: bool) -> Any:
-    """Parameters of the model folder, or of a warm start that is found in its cache or trained now."""
-    config, environment, trainer = parts.config, parts.environment, parts.trainer
+    """Parameters of the model folder, or of a warm start, from them or from nothing."""
+    path = parts.config.model.path
+    if path is None:
+        return _warm_started(parts, workdir, may_train, None)
+    try:
+        start = model_folder.load_params(path, parts.trainer.model, shardings=parts.trainer.param_shardings)
+    except ValueError as error:
+        raise ConfigError(f"config.model.path: {error}") from error
+    return _warm_started(parts, workdir, may_train, start) if parts.config.warm_start.pretrained else start
+
+
+def _warm_started(parts: Parts, workdir: Path, may_train: bool, start: Any) -> Any:
+    """What the cache holds, or what demonstrations make now of `start` (None: of random parameters)."""
+    config, trainer = parts.config, parts.trainer
     model = trainer.model
-    if config.model.path is not None:
-        try:
-            return model_folder.load_params(config.model.path, model, shardings=trainer.param_shardings)
-        except ValueError as error:
-            raise ConfigError(f"config.model.path: {error}") from error
     folder = setup_run.warm_start_folder(config, workdir)
-    task_settings = dataclasses.asdict(getattr(config, config.task))
-    del task_settings["difficulty"]  # of rollouts; demonstrations have their own
-    record = {
-        "task": config.task,
-        "task_settings": task_settings,
-        "model": dataclasses.asdict(model),
-        "warm_start": {k: v for k, v in dataclasses.asdict(config.warm_start).items() if k != "cache"},
-        "row_length": config.loss.row_length,
-    }
+    record = _warm_start_record(config, model)
     if warm_start.cached(folder, record):
         print(f"warm start: found in {folder}")
         try:
@@ -184,26 +203,45 @@ def _first_params(parts: Parts, workdir: Path, may_train: bool) -> Any:
     if not may_train:
         if config.lora.rank:
             raise ConfigError(f"warm start: {folder} no longer holds the model that the adapters belong to; restore it")
-        return trainer.init(jax.random.key(0)).params
+        return trainer.init(jax.random.key(0)).params if start is None else start
     try:
         warm_start.begin(folder)
     except OSError as error:
         raise ConfigError(f"config.warm_start.cache: {error}; choose a folder that can be written") from error
-    params = _warm_start(config, model, trainer.mesh, environment)
-    model_folder.save(folder, model, jax.device_get(params))
+    params = _warm_start(config, trainer, parts.environment, start)
+    token_ids = model_folder.load_token_ids(config.model.path) if config.model.path else None
+    model_folder.save(folder, model, jax.device_get(params), token_ids=token_ids)
     save_tokenizer(parts.tokenizer, folder)
     warm_start.mark(folder, record)
     return params
 
 
-def _warm_start(config: RunConfig, model: DecoderConfig, mesh: Mesh, environment: Environment) -> Any:
+def _warm_start_record(config: RunConfig, model: DecoderConfig) -> dict[str, Any]:
+    """What decides a warm start's parameters."""
+    settings = config_lib.fingerprint(config)
+    settings[config.task].pop("difficulty", None)  # of rollouts; demonstrations have their own
+    record = {
+        "task": config.task,
+        "task_settings": settings[config.task],
+        "model": dataclasses.asdict(model),
+        "warm_start": settings["warm_start"],
+        "row_length": config.loss.row_length,
+    }
+    if config.task in DATA_TASKS:
+        record["chat"] = settings["chat"]
+    if config.model.path is not None:
+        record["start"] = model_folder.identity(config.model.path)
+    return record
+
+
+def _warm_start(config: RunConfig, trainer: PolicyTrainer, environment: Environment, start: Any) -> Any:
     settings = config.warm_start
     bar = console.Bar("warm start", settings.steps, "step")
     try:
         params = warm_start.train(
-            model,
-            mesh,
-            setup_run.make_task(config, demonstrations=True),
+            trainer.model,
+            trainer.mesh,
+            environment.task if config.task in DATA_TASKS else setup_run.make_task(config, demonstrations=True),
             environment.encode,
             warm_start.WarmStart(
                 steps=settings.steps,
@@ -216,6 +254,7 @@ def _warm_start(config: RunConfig, model: DecoderConfig, mesh: Mesh, environment
                 seed=settings.seed,
             ),
             lambda step, nll: bar.to(step + 1, nats=f"{nll:.3f}"),
+            start=start,
         )
     except ValueError as error:
         raise ConfigError(f"config.warm_start: {error}") from error

@@ -118,6 +118,7 @@ class SglangConfig:
 class WarmStartConfig:
     """Supervised training on scripted demonstrations; its result is cached as a model folder."""
 
+    pretrained: bool = False  # also of a pretrained model (model.path), before anything else
     steps: int = 450
     demonstrations: int = 64  # per step
     distinct: int = 8192  # demonstrations that are generated

@@ -221,6 +221,11 @@ def _pretrained(config: RunConfig) -> Iterable[str]:
             f"config.model.param_dtype is {config.model.param_dtype!r}, but an optimiser moves float32 parameters; "
             "train adapters (config.lora.rank) on a pretrained model (config.model.path), or leave it at float32"
         )
+    if config.warm_start.pretrained and config.model.param_dtype != "float32":
+        yield (
+            f"config.warm_start.pretrained trains all parameters, but config.model.param_dtype is "
+            f"{config.model.param_dtype!r}; leave it at float32"
+        )
     for name in SMALL_TASKS:
         for count in getattr(config, name).shots:
             if count < 0 or count != int(count):

@@ -156,7 +156,7 @@ def _multihop_qa(config: RunConfig, sets: Sets) -> MultihopQa:
         folder = store.default_folder() if config.data.folder is None else Path(config.data.folder)
         chosen = ([] if sets.train is None else [sets.train]) + list(sets.evaluation)
         searcher = paragraphs.index(
-            [record for records in chosen for record in records],
+            paragraphs.Joined(chosen),
             folder / "indexes",
             name="-".join(records.name for records in chosen),
             progress=sum(map(len, chosen)) >= _SHOW_FROM,

@@ -33,7 +33,7 @@ from trace_jax.rollout.agent import Limits
 from trace_jax.rollout.environment import Environment, make_environment
 from trace_jax.tasks import tokenizer as tokenizers
 from trace_jax.tasks.arithmetic.task import Arithmetic
-from trace_jax.tasks.base import Task
+from trace_jax.tasks.base import SmallTask, Task
 from trace_jax.tasks.demonstrations import demonstrate
 from trace_jax.tasks.few_shot import FewShot, check_borders
 from trace_jax.tasks.lookup.task import Lookup
@@ -95,7 +95,7 @@ def _model_folder(path: str | None, cache: str | None) -> str | None:
     return str(gguf_import.cached(file, Path(cache) if cache else home / "trace_jax"))
 
 
-def make_tokenizer(config: RunConfig, task: Task) -> Any:
+def make_tokenizer(config: RunConfig, task: SmallTask | None) -> Any:
     """The tokenizer of the model folder, or a small one over the task's symbols. ConfigError if the folder has none."""
     if config.model.path is None:
         return tokenizers.build_tokenizer(task.symbols(), task.word_level)

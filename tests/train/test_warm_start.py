@@ -45,10 +45,10 @@ def tree(*turns, prompt="(1+2)\n", success=1.0):
     return warm_start.demonstration_tree(ids, Demonstration(prompt, turns, Outcome(success, success)), "demo/0")
 
 
-def train(settings=SETTINGS):
+def train(settings=SETTINGS, task=TASK, start=None):
     mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
-    losses = []
-    params = warm_start.train(MODEL, mesh, TASK, ids, settings, lambda step, nll: losses.append((step, nll)))
+    losses, note = [], lambda step, nll: losses.append((step, nll))
+    params = warm_start.train(MODEL, mesh, task, ids, settings, note, start=start)
     return params, losses
 
 
@@ -111,6 +111,48 @@ def test_equal_settings_give_equal_bits_and_another_seed_does_not(trained):
 def test_no_steps_leave_the_first_parameters():
     params, losses = train(dataclasses.replace(SETTINGS, steps=0))
     assert losses == [] and np.all(np.isfinite(params["embed"]["embedding"]))
+
+
+def test_training_goes_on_from_given_parameters(trained):
+    params, losses = trained
+    _, more = train(dataclasses.replace(SETTINGS, steps=1, seed=1), start=params)
+    assert more[0][1] < losses[-2][1]  # other demonstrations, but what was learnt is there
+    unchanged, _ = train(dataclasses.replace(SETTINGS, steps=0), start=params)
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: np.array_equal(a, b), params, unchanged)))
+
+
+class Shared:
+    """The task with a line that every prompt begins with; `told`: whether it is told so."""
+
+    stop, max_turns = TASK.stop, TASK.max_turns
+
+    def __init__(self, told):
+        self.preamble = "9\n" * told
+
+    def instance(self, split, index):
+        """The question behind that line."""
+        instance = TASK.instance(split, index)
+        return dataclasses.replace(instance, text="9\n" + instance.text)
+
+    def __getattr__(self, name):
+        return getattr(TASK, name)
+
+
+def test_what_all_prompts_begin_with_stands_once_in_a_row():
+    """The same likelihoods with one row a demonstration and the line in each, from fewer tokens."""
+    settings = dataclasses.replace(SETTINGS, steps=3)
+    losses = [[nll for _, nll in train(settings, Shared(told))[1]] for told in (True, False)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    trees = [
+        warm_start.demonstration_tree(
+            ids, demonstrate(Shared(True), Shared(True).instance("demo", i), np.random.default_rng(0), 0.0), "d", "9\n"
+        )
+        for i in range(4)
+    ]
+    tokens = [
+        int(np.sum(warm_start.demonstration_batch(trees, 96, 1, trunk).end > 0)) for trunk in (ids("9\n"), ids(""))
+    ]
+    assert tokens[1] - tokens[0] == 3 * len(ids("9\n"))  # four demonstrations in one row: the line is held once
 
 
 def test_fewer_demonstrations_than_a_step_takes():

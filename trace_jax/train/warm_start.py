@@ -70,10 +70,13 @@ def train(
     encode: Encode,
     settings: WarmStart,
     on_step: Callable[[int, float], None] = lambda step, nll: None,
+    *,
+    start: Any = None,
 ) -> Any:
     """Parameters after `settings.steps` optimiser steps of maximum likelihood on demonstrated actions.
 
-    Calls `on_step(step, nats per action token)` after each step. Raises ValueError for a demonstration longer than a
+    From the parameters `start`, or from random ones. What all prompts begin with stands once in a row, not once a
+    demonstration. Calls `on_step(step, nats per action token)` after each step. Raises ValueError for a demonstration longer than a
     row.
     """
     schedule = optimizers.warmup_cosine(
@@ -94,28 +97,31 @@ def train(
         rescore=False,
     )
     rng = np.random.default_rng(settings.seed)
-    trees = [
-        demonstration_tree(encode, demonstrate(task, task.instance("demo", i), rng, settings.slip_rate), f"demo/{i}")
-        for i in range(settings.distinct)
-    ]
+    played = (demonstrate(task, task.instance("demo", i), rng, settings.slip_rate) for i in range(settings.distinct))
+    trees = [demonstration_tree(encode, each, f"demo/{i}", task.preamble) for i, each in enumerate(played)]
+    trunk = encode(task.preamble)
     longest = max(trees, key=lambda tree: tree.token.size)
     if longest.token.size > settings.row_length:
         raise ValueError(
             f"demonstration {longest.prompt_uid} has {longest.token.size} tokens, but row_length is "
             f"{settings.row_length}; lengthen the rows or lower demo_difficulty"
         )
-    state = trainer.init(jax.random.key(settings.seed))
+    state = trainer.init(jax.random.key(settings.seed)) if start is None else trainer.adopt(start)
     for step in range(settings.steps):
         chosen = rng.choice(len(trees), min(settings.demonstrations, len(trees)), replace=False)
-        batch = demonstration_batch([trees[i] for i in chosen], settings.row_length, settings.micro_rows)
+        batch = demonstration_batch([trees[i] for i in chosen], settings.row_length, settings.micro_rows, trunk)
         state, metrics = trainer.update(state, batch, Plan(), rng)
         on_step(step, metrics["train/nll"])
     return state.params
 
 
-def demonstration_tree(encode: Encode, demonstration: Demonstration, uid: str) -> RolloutTree:
-    """A demonstration as a tree of one path; its actions count as sampled with log-prob 0."""
-    prompt = Prompt(uid=uid, tokens=encode(demonstration.prompt), state=None)
+def demonstration_tree(encode: Encode, demonstration: Demonstration, uid: str, preamble: str = "") -> RolloutTree:
+    """A demonstration as a tree of one path; its actions count as sampled with log-prob 0.
+
+    `preamble`, the beginning of its prompt, is tokenised by itself.
+    """
+    tokens = [encode(preamble), encode(demonstration.prompt.removeprefix(preamble))]
+    prompt = Prompt(uid=uid, tokens=np.concatenate(tokens), state=None)
     last = len(demonstration.turns) - 1
     turns = []
     for i, (action, observation) in enumerate(demonstration.turns):
@@ -135,13 +141,24 @@ def demonstration_tree(encode: Encode, demonstration: Demonstration, uid: str) -
     return grow.add_rollouts(grow.new_tree(prompt), [(0, Stage.ROOT_ROLLOUT, turns)])
 
 
-def demonstration_batch(trees: Sequence[RolloutTree], row_length: int, rows_multiple: int) -> PackedBatch:
-    """Rows in which every action token of every demonstration weighs the same; the weights sum to one."""
+def demonstration_batch(
+    trees: Sequence[RolloutTree], row_length: int, rows_multiple: int, trunk: np.ndarray = pack.NO_TRUNK
+) -> PackedBatch:
+    """Rows in which every action token of every demonstration weighs the same; the weights sum to one.
+
+    `trunk`, which every prompt begins with, stands once in a row.
+    """
     actions = sum(int(tree.is_action.sum()) for tree in trees)
     credits = [_imitate(tree) for tree in trees]
     weights = [np.full(credit.node.shape, 1 / actions, np.float32) for credit in credits]
     return pack.pack_paths(
-        trees, credits, weights, row_length=row_length, rows_multiple=rows_multiple, skip_untrained=False
+        trees,
+        credits,
+        weights,
+        row_length=row_length,
+        rows_multiple=rows_multiple,
+        skip_untrained=False,
+        trunk=trunk,
     )
 
 

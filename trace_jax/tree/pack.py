@@ -18,7 +18,7 @@ from trace_jax.tree.credit import Credit
 from trace_jax.tree.layout import fill, lay_out
 from trace_jax.types import NodeKind, PackedBatch, RolloutTree
 
-_NO_TRUNK = np.zeros(0, np.int32)
+NO_TRUNK = np.zeros(0, np.int32)
 
 
 def pack_paths(
@@ -29,7 +29,7 @@ def pack_paths(
     row_length: int,
     rows_multiple: int,
     skip_untrained: bool,
-    trunk: np.ndarray = _NO_TRUNK,
+    trunk: np.ndarray = NO_TRUNK,
 ) -> PackedBatch:
     """Path rows: each rollout of each tree is one segment, shared prefixes repeated.
 
