@@ -22,12 +22,13 @@ ORDER = (
     ("report",),
     ("config_tasks",),
     ("config",),
-    ("config_checks", "flag_problems", "setup_run"),
+    ("config_checks", "flag_problems", "setup_run", "setup_data_tasks", "interruption"),
+    ("config_arguments",),
     ("loop",),
     ("saving", "setup_predictor"),
     ("assemble",),
-    ("run",),
-    ("main", "export", "launch_sglang"),
+    ("run", "evaluation"),
+    ("main", "evaluate", "export", "launch_sglang"),
 )
 LEVEL = {name: level for level, group in enumerate(ORDER) for name in group}
 NO_JAX = ("types", "tree", "budget", "serving", "sandbox", "retrieval", "data", "tasks", "rollout")  # nor what stands on jax
@@ -116,12 +117,23 @@ def test_what_runs_on_the_host_knows_no_jax():
 def test_each_library_has_its_door():
     assert {layer(module) for module in importers("flax")} == {"models"}
     assert importers("orbax") == {"trace_jax.train.checkpoint"}
-    assert {layer(module) for module in importers("ml_collections")} == {"config", "main", "launch_sglang"}
-    assert importers("transformers") == {"trace_jax.tasks.tokenizer"}
+    assert {layer(module) for module in importers("ml_collections")} == {"config", "config_arguments", "main", "launch_sglang"}
+    assert importers("transformers") == {"trace_jax.tasks.tokenizer", "trace_jax.tasks.chat.render"}
+    assert importers("jinja2") == {"trace_jax.tasks.chat.render"}
     assert importers("tensorboardX") == importers("wandb") == {"trace_jax.train.metrics"}
-    assert {layer(module) for module in importers("absl")} == {"main", "launch_sglang", "flag_problems"}
-    assert importers("aiohttp") == {"trace_jax.engines.sglang_server", "trace_jax.engines.sglang_pool"}
-    assert importers("tenacity") == {"trace_jax.engines.sglang"}
+    assert {layer(module) for module in importers("absl")} == {
+        "main", "launch_sglang", "flag_problems", "config_arguments"
+    }
+    clients = {"trace_jax.retrieval.client", "trace_jax.sandbox.service"}  # they speak to a service of their own
+    servers = {"trace_jax.retrieval.server", "trace_jax.sandbox.server"}
+    assert importers("aiohttp") == {"trace_jax.engines.sglang_server", "trace_jax.engines.sglang_pool"} | servers
+    assert importers("tenacity") == {"trace_jax.engines.sglang"} | clients
+    assert importers("httpx") == clients
+    assert importers("bm25s") <= {"trace_jax.retrieval.bm25"}
+    assert importers("tensorflow_datasets") == {"trace_jax.data.builders"}
+    assert importers("grain") == {"trace_jax.data.order"} and importers("pyarrow") == {"trace_jax.data.readers"}
+    assert {layer(module) for module in importers("math_verify") | importers("pebble")} == {"tasks"}
+    assert importers("bfcl_eval") <= {"trace_jax.tasks.bfcl.services", "trace_jax.tasks.bfcl.scoring"}
     assert importers("gguf") == {"trace_jax.models.gguf_import"}
     assert importers("safetensors") == {"trace_jax.models.weights"}
 

@@ -245,7 +245,7 @@ def _data_tasks(config: RunConfig) -> Iterable[str]:
                 f"model.context_length {config.model.context_length}: the answer needs room"
             )
         if config.chat.thinking and config.chat.template == "llama3":
-            yield "config.chat.thinking is set, but chat format llama3 has no thoughts; take template 'qwen3' or unset it"
+            yield "config.chat.thinking is set, but chat format llama3 has no thoughts; unset it or take template qwen3"
     for name, sets in (("math", config.math.eval_sets), ("multihop_qa", config.multihop_qa.eval_sets)):
         if not sets or len(set(sets)) < len(sets):
             yield f"config.{name}.eval_sets is {sets}; name at least one data set, and each once"

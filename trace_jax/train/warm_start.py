@@ -76,8 +76,8 @@ def train(
     """Parameters after `settings.steps` optimiser steps of maximum likelihood on demonstrated actions.
 
     From the parameters `start`, or from random ones. What all prompts begin with stands once in a row, not once a
-    demonstration. Calls `on_step(step, nats per action token)` after each step. Raises ValueError for a demonstration longer than a
-    row.
+    demonstration. Calls `on_step(step, nats per action token)` after each step. Raises ValueError for a demonstration
+    longer than a row.
     """
     schedule = optimizers.warmup_cosine(
         settings.learning_rate,

@@ -31,7 +31,7 @@ _KINDS = {  # JSON's words
 
 
 class Python(Protocol):
-    """What runs code: `sandbox.pool.PythonPool`, `sandbox.service.PythonService`. Thread-safe; never raises for code."""
+    """What runs code: `sandbox.pool.PythonPool`, `sandbox.service.PythonService`. Thread-safe; raises for no code."""
 
     def run(self, code: str, timeout: float) -> Execution:
         """Runs `code` for at most `timeout` seconds in an interpreter of its own."""
