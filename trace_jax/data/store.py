@@ -115,5 +115,5 @@ def import_builders():  # noqa: ANN201 (a module)
     try:
         from trace_jax.data import builders
     except ImportError as error:
-        raise DataError(f"tensorflow-datasets is not installed ({error}): pip install 'trace_jax[data]'") from error
+        raise DataError(f"tensorflow-datasets is not installed ({error}): pip install 'trace_jax[tasks]'") from error
     return builders
