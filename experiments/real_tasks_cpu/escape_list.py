@@ -1,4 +1,7 @@
-"""The attempts themselves; `escapes` says what <FOLDER>, <TCP> and the other names stand for."""
+"""The attempts themselves; `escapes` says what <FOLDER>, <TCP> and the other names stand for.
+
+None does harm where it gets through: what is written to is opened and left as it is, bombs are not tried without need.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ class Escape:
     code: str
     ends: tuple[str, ...]  # of `result.ENDS`, those that are right
     after: str = "print(1)"  # the next call, which prints 1 if this one has left nothing
+    needs: str = ""  # what the pool must promise for it to be tried: without, it would harm this machine
 
 
 _ERROR, _TIMEOUT = ("error",), ("timeout",)
@@ -28,7 +32,8 @@ _SECRETS = (
     Escape("environment of the trainer", "print(open('/proc/<TRAINER>/environ').read())", _ERROR),
     Escape("memory of the trainer", "open('/proc/<TRAINER>/mem', 'rb').read(1)\nprint('ESCAPED')", _ERROR),
     Escape("a file outside", "print(open(<FOLDER> + '/secret').read())", _ERROR),
-    Escape("a file outside by a link", "import os\nos.symlink(<FOLDER> + '/secret', 'x')\nprint(open('x').read())", _ERROR),
+    Escape("a file outside by a link", "import os\nos.symlink(<FOLDER> + '/secret', 'x')\nprint(open('x').read())",
+           _ERROR),
     Escape("a file outside by ..", "print(open('../' * 20 + <FOLDER> + '/secret').read())", _ERROR),
     Escape("the list of users", "open('/etc/passwd').read()\nprint('ESCAPED')", _ERROR),
     Escape("the disk itself", "import os\nfor name in os.listdir('/dev'): print('ESCAPED', name)", _ERROR),
@@ -41,13 +46,13 @@ _FILES = (
     Escape("writing outside", "open(<FOLDER> + '/new', 'w').write('x')\nprint('ESCAPED')", _ERROR),
     Escape("changing a file outside", "open(<FOLDER> + '/secret', 'a').write('x')\nprint('ESCAPED')", _ERROR),
     Escape("removing a file outside", "import os\nos.unlink(<FOLDER> + '/secret')\nprint('ESCAPED')", _ERROR),
-    Escape("writing to the installation", "import os\nopen(os.path.dirname(os.__file__) + '/antigravity2.py', 'w')\n"
+    Escape("a file in the installation", "import os\nos.open(os.path.dirname(os.__file__), os.O_TMPFILE | 1)\n"
            "print('ESCAPED')", _ERROR),
-    Escape("changing a module of the installation", "import os\nopen(os.__file__, 'r+').write('#')\nprint('ESCAPED')",
-           _ERROR),
+    Escape("changing the installation", "import os\nos.open(os.__file__, os.O_WRONLY)\nprint('ESCAPED')", _ERROR),
     Escape("a file for the next call", "open('left', 'w').write('x')\nprint('written')", ("ok",),
            after="import os\nprint(len(os.listdir('.')) + 1)"),
-    Escape("a folder too deep to remove", "import os\nwhile True:\n    os.mkdir('d')\n    os.chdir('d')", ("error", "timeout"),
+    Escape("a folder too deep to remove", "import os\nwhile True:\n    os.mkdir('d')\n    os.chdir('d')",
+           ("error", "timeout"),
            after="import os\nprint(len(os.listdir('.')) + 1)"),
     Escape("one file that fills the disk", "with open('x', 'wb') as file:\n"
            "    while True: file.write(bytes(1 << 20))", _ERROR),
@@ -65,7 +70,8 @@ _NETWORK = (
            _ERROR),
     Escape("a name server", "import socket\nsocket.getaddrinfo('example.com', 80)\nprint('ESCAPED')", _ERROR),
     Escape("a unix socket", "import socket\nsocket.socket(socket.AF_UNIX).connect(<UNIX>)\nprint('ESCAPED')", _ERROR),
-    Escape("an abstract socket", "import socket\nsocket.socket(socket.AF_UNIX).connect(<ABSTRACT>)\nprint('ESCAPED')",
+    Escape("an abstract socket", "import socket\nsocket.socket(socket.AF_UNIX).connect(<ABSTRACT>)\n"
+           "print('ESCAPED')",
            _ERROR),
     Escape("a listener", "import socket\nsocket.create_server(('127.0.0.1', 0))\nprint('ESCAPED')", _ERROR),
     Escape("a download", "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:%d/' % <TCP>[1])\n"
@@ -76,9 +82,10 @@ _NETWORK = (
 )  # fmt: skip
 
 _PROCESSES = (
-    Escape("killing another process", "import os\nos.kill(<VICTIM>, 9)\nprint('ESCAPED')", _ERROR),
+    Escape("killing another process", "import os\nos.kill(<VICTIM>, 9)\nprint('ESCAPED')", _ERROR, needs="processes"),
     Escape("a signal to the trainer", "import os\nos.kill(<TRAINER>, 0)\nprint('ESCAPED')", _ERROR),
-    Escape("killing its parent", "import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(0.05)\nprint('ESCAPED')", _ERROR),
+    Escape("killing its parent", "import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(0.05)\nprint('ESCAPED')",
+           _ERROR, needs="processes"),
     Escape("tracing another process", f"{_LIBC}if libc.ptrace(16, <VICTIM>, 0, 0) == 0: print('ESCAPED')\n"
            "else: raise OSError(ctypes.get_errno(), 'ptrace')", _ERROR),
     Escape("reading another's memory", f"{_LIBC}buffer = ctypes.create_string_buffer(8)\n"
@@ -86,17 +93,22 @@ _PROCESSES = (
            "if libc.process_vm_readv(<TRAINER>, pair, 1, pair, 1, 0) >= 0 or ctypes.get_errno() not in (1, 3):\n"
            "    print('ESCAPED')\nelse: raise OSError(ctypes.get_errno(), 'process_vm_readv')", _ERROR),
     Escape("limits of another process", "import resource\n"
-           "resource.prlimit(<VICTIM>, resource.RLIMIT_CPU, (1, 1))\nprint('ESCAPED')", _ERROR),
-    Escape("a fork bomb", "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", _TIMEOUT),
+           "resource.prlimit(<VICTIM>, resource.RLIMIT_CPU, (1, 1))\nprint('ESCAPED')", _ERROR,
+           needs="processes"),
+    Escape("a fork bomb", "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", _TIMEOUT,
+           needs="processes"),
     Escape("a thread bomb", "import threading, time\nthreading.stack_size(1 << 16)\n"
-           "while True: threading.Thread(target=time.sleep, args=(60,)).start()", ("error", "timeout", "killed")),
+           "while True: threading.Thread(target=time.sleep, args=(60,)).start()", ("error", "timeout", "killed"),
+           needs="processes"),
     Escape("a daemon", "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
-           "        time.sleep(60)\n    os._exit(0)\nprint('ESCAPED')", _ERROR),
+           "        time.sleep(60)\n    os._exit(0)\nprint('ESCAPED')", _ERROR,
+           needs="processes"),
     Escape("a program", "import subprocess\nprint('ESCAPED', subprocess.run(['/bin/sh', '-c', 'id']))", _ERROR),
     Escape("a program in its place", "import os, sys\nos.execv(sys.executable, ['python', '-c', 'print(\"ESCAPED\")'])",
            _ERROR),
     Escape("os.system", "import os\nif os.system('echo ESCAPED') != 0: raise OSError('no shell')", _ERROR),
-    Escape("multiprocessing", "import multiprocessing\nmultiprocessing.get_context('fork').Process(target=print).start()\n"
+    Escape("multiprocessing", "import multiprocessing\n"
+           "multiprocessing.get_context('fork').Process(target=print).start()\n"
            "print('ESCAPED')", _ERROR),
 )  # fmt: skip
 
@@ -126,16 +138,19 @@ _RESOURCES = (
     Escape("spinning in C", "x = 7 ** (10 ** 9)", ("timeout", "memory")),
     Escape("sleeping forever", "import time\ntime.sleep(10 ** 6)", _TIMEOUT),
     Escape("waiting for input", "input()", _ERROR),
-    Escape("a thread that does not end", "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()",
+    Escape("a thread that does not end", "import threading, time\n"
+           "threading.Thread(target=time.sleep, args=(60,)).start()",
            ("timeout", "error")),
     Escape("stopping itself", "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", _TIMEOUT),
-    Escape("ignoring signals", "import signal\nfor s in set(signal.Signals) - {9, 19}: signal.signal(s, signal.SIG_IGN)\n"
+    Escape("ignoring signals", "import signal\n"
+           "for s in set(signal.Signals) - {9, 19}: signal.signal(s, signal.SIG_IGN)\n"
            "while True: pass", _TIMEOUT),
-    Escape("catching everything", "while True:\n    try:\n        while True: pass\n    except BaseException: pass", _TIMEOUT),
+    Escape("catching everything", "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+           _TIMEOUT),
     Escape("a flood on stdout", "while True: print('x' * 1000)", ("output",)),
     Escape("a flood on stderr", "import sys\nwhile True: print('x' * 1000, file=sys.stderr)", ("output",)),
     Escape("a flood past sys.stdout", "import os\nwhile True: os.write(1, bytes(10 ** 6))", ("output",)),
-    Escape("a flood in its last words", "raise ValueError('x' * 10 ** 6)", ("output",)),
+    Escape("a flood in its last words", "raise ValueError('x' * 10 ** 6)", _ERROR),
     Escape("a list without end", "import itertools\nlist(itertools.count(10 ** 9))", ("memory", "timeout")),
     Escape("deep recursion", "def f(): f()\nf()", _ERROR),
     Escape("recursion without a limit", "import sys\nsys.setrecursionlimit(10 ** 9)\nf = lambda: f()\nf()",
@@ -158,12 +173,14 @@ _FORGERY = (
     Escape("killing itself", "import os\nos.kill(os.getpid(), 9)", ("killed",)),
     Escape("a crash", "import ctypes\nctypes.string_at(0)", ("killed",)),
     Escape("aborting", "import os\nos.abort()", ("killed",)),
-    Escape("changed builtins", "import builtins, sys\nbuiltins.print = lambda *a, **k: None\nsys.modules['math'] = None",
+    Escape("changed builtins", "import builtins, sys\nbuiltins.print = lambda *a, **k: None\n"
+           "sys.modules['math'] = None",
            ("ok",), after="import math\nprint(math.isqrt(1))"),
     Escape("changed exits", "import os\nos._exit = lambda status: None\nraise ValueError", ("ok", "error", "timeout")),
     Escape("the frames of its caller", "import sys\nframe = sys._getframe()\n"
            "while frame.f_back:\n    frame = frame.f_back\n    for value in list(frame.f_locals.values()):\n"
-           "        if hasattr(value, 'sendall'):\n            value.sendall(b'x' * 1024)\n            print('ESCAPED')\n"
+           "        if hasattr(value, 'sendall'):\n            value.sendall(b'x' * 1024)\n"
+           "            print('ESCAPED')\n"
            "raise OSError('nothing there')", _ERROR),
 )  # fmt: skip
 

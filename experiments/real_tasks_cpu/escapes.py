@@ -24,9 +24,10 @@ from experiments.real_tasks_cpu.escape_list import ESCAPES, VARIABLE, Escape
 from trace_jax.sandbox.pool import PythonPool
 from trace_jax.sandbox.result import Execution, Limits
 
-TIME_LIMIT = 0.3  # seconds of a call
-GRACE = 6.0  # seconds beyond it on a busy machine
-LIMITS = Limits(cpu_seconds=1, memory_bytes=600 << 20, processes=8, output_bytes=4096, disk_bytes=8 << 20)
+TIME_LIMIT = 0.3  # seconds of a call that would not end by itself
+LONG_LIMIT = 10.0  # of one that would, even on a busy machine
+GRACE = 6.0  # seconds beyond it
+LIMITS = Limits(cpu_seconds=2, memory_bytes=600 << 20, processes=8, output_bytes=4096, disk_bytes=8 << 20)
 SECRET = "a-secret-of-the-trainer"
 _DONE = "ESCAPED"
 
@@ -113,46 +114,57 @@ def refused(pool: PythonPool | None = None) -> list[tuple[str, bool, str]]:
         if pool is None:
             pool = stack.enter_context(contextlib.closing(PythonPool(workers=1, limits=LIMITS)))
         around = stack.enter_context(surroundings())
-        return [attempt(pool, escape, around) for escape in ESCAPES]
+        processes = settled()
+        return [attempt(pool, escape, around, processes) for escape in ESCAPES]
 
 
-def attempt(pool: PythonPool, escape: Escape, around: Surroundings) -> tuple[str, bool, str]:
-    """Tries one escape and looks at what it has left."""
-    code, known = around.fill(escape.code), descendants(os.getpid())
-    started = time.monotonic()
-    execution = pool.run(code, TIME_LIMIT)
+def attempt(pool: PythonPool, escape: Escape, around: Surroundings, processes: int) -> tuple[str, bool, str]:
+    """Tries one escape and looks at what it has left; `processes` are as many as there should be."""
+    if escape.needs and escape.needs not in pool.isolation:
+        return escape.name, False, f"not tried: this machine offers no isolation of {escape.needs}"
+    code, started = around.fill(escape.code), time.monotonic()
+    execution = pool.run(code, TIME_LIMIT if "timeout" in escape.ends else LONG_LIMIT)
     seconds = time.monotonic() - started
     problem = _problem(execution, escape, seconds) or around.harm()
-    after = pool.run(around.fill(escape.after), 10.0)
+    after = pool.run(around.fill(escape.after), LONG_LIMIT)
     if problem is None and (after.stdout, after.end) != ("1\n", "ok"):
         problem = f"the next call gave {after}"
-    if problem is None and (left := _still_there(known)):
-        problem = f"processes are left: {left}"
+    if problem is None and _more_than(processes):
+        problem = "processes are left"
     last = execution.stderr.strip().rpartition("\n")[2][:100]
     return escape.name, problem is None, problem or f"{execution.end}: {last}".rstrip(": ")
 
 
 def _problem(execution: Execution, escape: Escape, seconds: float) -> str | None:
     said = execution.stdout + execution.stderr
-    if _DONE in said or SECRET in said:
+    if _DONE in execution.stdout or SECRET in said:  # a traceback repeats the code's own words
         return f"it got through: {said[-200:]!r}"
     if execution.end not in escape.ends:
         return f"it ended with {execution.end!r} instead of {escape.ends}: {said[-200:]!r}"
-    if seconds > TIME_LIMIT + GRACE:
+    if seconds > (TIME_LIMIT if "timeout" in escape.ends else LONG_LIMIT) + GRACE:
         return f"it took {seconds:.1f} s"
     if max(len(execution.stdout.encode()), len(execution.stderr.encode())) > LIMITS.output_bytes + 100:
         return "it printed more than is allowed"
     return None
 
 
-def _still_there(known: set[int]) -> set[int]:
-    """Processes that are new and stay; the pool itself may have replaced a worker and prepares its next call."""
+def settled() -> int:
+    """How many processes there are below this one, once every worker has prepared its next call."""
+    deadline, most = time.monotonic() + 0.5, 0
+    while time.monotonic() < deadline:
+        most = max(most, len(descendants(os.getpid())))
+        time.sleep(0.05)
+    return most
+
+
+def _more_than(processes: int) -> bool:
+    """Whether more processes stay."""
     deadline = time.monotonic() + 2.0
-    while (left := descendants(os.getpid()) - known) and len(descendants(os.getpid())) > len(known):
+    while len(descendants(os.getpid())) > processes:
         if time.monotonic() > deadline:
-            return left
+            return True
         time.sleep(0.01)
-    return set()
+    return False
 
 
 def descendants(pid: int) -> set[int]:

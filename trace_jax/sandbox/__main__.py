@@ -10,11 +10,9 @@ import contextlib
 import os
 import sys
 
-from aiohttp import web
-
 from trace_jax.sandbox.pool import PythonPool
 from trace_jax.sandbox.result import Limits, SandboxError
-from trace_jax.sandbox.server import application
+from trace_jax.sandbox.server import serve
 
 
 def main() -> None:
@@ -35,10 +33,9 @@ def main() -> None:
             output_bytes=arguments.output_bytes,
         )
         with contextlib.closing(PythonPool(workers=arguments.workers, limits=limits)) as pool:
-            print(f"sandbox on http://{arguments.host}:{arguments.port}, isolation: {', '.join(pool.isolation)}")
-            sys.stdout.flush()
-            app = application(pool, limits, arguments.workers)
-            web.run_app(app, host=arguments.host, port=arguments.port, print=None)
+            where = f"http://{arguments.host}:{arguments.port}"
+            print(f"sandbox on {where}, isolation: {', '.join(pool.isolation)}", flush=True)
+            serve(pool, limits, arguments.workers, host=arguments.host, port=arguments.port)
     except (SandboxError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

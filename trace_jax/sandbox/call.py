@@ -19,7 +19,11 @@ _KILL_GRACE = 5.0  # seconds that a worker may take to kill a call
 
 
 class WorkerLost(Exception):
-    """The worker of a call is gone or does not answer."""
+    """A worker is gone, or not what it should be, and no code has run on it: another may run it."""
+
+
+class CallLost(Exception):
+    """The worker of a call is gone or does not answer, and the code may have run."""
 
 
 class Call:
@@ -30,25 +34,28 @@ class Call:
         self._sock, self._number, self._limits = sock, number, limits
         self._code_fd, *self._output_fds = fds
         self._output = {fd: bytearray() for fd in self._output_fds}
-        self._open = set(fds)
+        self._watched = set(fds)  # those that are not at their end or their limit
         self._reason = ""  # why it was killed by us: a member of ENDS
+        self._handed_over = False  # any of the code
 
     def run(self, code: bytes, timeout: float) -> Execution:
         """Hands the code over and follows the call to its end, `timeout` seconds plus the grace at the most.
 
-        Raises WorkerLost; the call may then have run in part.
+        Raises WorkerLost or CallLost.
         """
         try:
-            for fd in self._open:
+            for fd in (self._code_fd, *self._output_fds):
                 os.set_blocking(fd, False)
             done = self._follow(memoryview(code), time.monotonic() + timeout)
             for fd in self._output_fds:
-                while fd in self._open and not self._reason == "output":
-                    if not self._read(fd):
-                        break
+                while fd in self._watched and self._read(fd):
+                    pass
         finally:
-            for fd in list(self._open):
-                self._close(fd)
+            # Not before: a call that is over its output limit shall wait for its end, not learn of a broken pipe.
+            for fd in self._output_fds:
+                os.close(fd)
+            if self._code_fd in self._watched:
+                os.close(self._code_fd)
         stdout, stderr = (bytes(self._output[fd]) for fd in self._output_fds)
         return verdict(stdout, stderr, done["status"], done["cpu_seconds"], self._reason, self._limits)
 
@@ -63,15 +70,15 @@ class Call:
             seconds = deadline - time.monotonic()
             if seconds <= 0:
                 if self._reason:
-                    raise WorkerLost(f"a worker did not end its call within {_KILL_GRACE:g} s")
+                    raise CallLost(f"a worker did not end its call within {_KILL_GRACE:g} s")
                 self._kill("timeout")
                 deadline = time.monotonic() + _KILL_GRACE
                 continue
             for fd, _ in poll.poll(seconds * 1000 + 1):
                 if fd == self._sock.fileno():
                     done, _ = frames.receive(self._sock)
-                    if done is None:
-                        raise WorkerLost("a worker ended during a call")
+                    if done is None or not self._handed_over:  # or its process died while it waited for code
+                        raise self._lost()
                     return done
                 if fd == self._code_fd:
                     rest = self._write(rest)
@@ -79,22 +86,24 @@ class Call:
                     self._read(fd)
                     if self._reason == "output":
                         deadline = min(deadline, time.monotonic() + _KILL_GRACE)
-                if fd not in self._open:
+                if fd not in self._watched:
                     poll.unregister(fd)
 
     def _write(self, rest: memoryview) -> memoryview:
         try:
             rest = rest[os.write(self._code_fd, rest[:_CHUNK]) :]
+            self._handed_over = True
         except BlockingIOError:
             return rest
         except OSError:  # its process is gone; the worker will say how
             rest = rest[:0]
         if not rest:
-            self._close(self._code_fd)
+            self._watched.discard(self._code_fd)
+            os.close(self._code_fd)
         return rest
 
     def _read(self, fd: int) -> bool:
-        """Takes what is there; False if nothing was. A descriptor at its end or its limit is closed."""
+        """Takes what is there; False if nothing was. A descriptor at its end or its limit is watched no longer."""
         kept = self._output[fd]
         try:
             data = os.read(fd, _CHUNK)
@@ -105,7 +114,7 @@ class Call:
         if len(data) > room:
             self._kill("output")
         if not data or len(data) > room:
-            self._close(fd)
+            self._watched.discard(fd)
         return bool(data)
 
     def _kill(self, reason: str) -> None:
@@ -115,11 +124,10 @@ class Call:
             try:
                 frames.send(self._sock, {"kill": self._number})
             except OSError as error:
-                raise WorkerLost("a worker ended during a call") from error
+                raise self._lost() from error
 
-    def _close(self, fd: int) -> None:
-        self._open.discard(fd)
-        os.close(fd)
+    def _lost(self) -> Exception:
+        return CallLost("the worker ended during the call") if self._handed_over else WorkerLost("it was gone")
 
 
 def verdict(stdout: bytes, stderr: bytes, status: int, cpu_seconds: float, reason: str, limits: Limits) -> Execution:

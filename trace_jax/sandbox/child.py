@@ -1,7 +1,7 @@
 """The process of one call: it gives up every right, waits for the code, runs it as a script, and exits.
 
 Script semantics: what the code prints is the result; the value of a last expression is not printed. An exception is
-printed to stderr as a traceback of the code's own frames, the last ten of them, and the exit status is 1.
+printed to stderr as a traceback, its last ten frames and last 2000 characters, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import linecache
 import os
 import resource
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -23,7 +24,8 @@ from trace_jax.sandbox.result import Limits
 
 STATUS_ERROR, STATUS_MEMORY = 1, 86
 _NAME = "<code>"
-_FRAMES = 10
+_FRAMES, _CHARACTERS = 10, 2000
+_leave = os._exit  # code that replaces os._exit still leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Confinement:
 def main(confinement: Confinement, code: int, stdout: int, stderr: int, ready: int) -> None:
     """Runs in a fresh fork and never returns. Descriptors: code to read to its end; output; where readiness is said.
 
-    What goes to `ready`, closed before any code is read, is a JSON object: {"layers": those in force} or {"error": why}.
+    What goes to `ready`, closed before code is read, is a JSON object: {"layers": those in force} or {"error": why}.
     """
     try:
         code, ready = _arrange_descriptors(code, stdout, stderr, ready)
@@ -51,7 +53,7 @@ def main(confinement: Confinement, code: int, stdout: int, stderr: int, ready: i
     os.write(ready, json.dumps(said).encode())
     os.close(ready)
     if "error" in said:
-        os._exit(STATUS_ERROR)
+        _leave(STATUS_ERROR)
     status = STATUS_ERROR
     try:
         source = b"".join(iter(lambda: os.read(code, 1 << 16), b""))
@@ -59,7 +61,7 @@ def main(confinement: Confinement, code: int, stdout: int, stderr: int, ready: i
         _prepare_interpreter(confinement.scratch)
         status = _finish(_run(source))
     finally:  # whatever the code has made of exceptions: this process does not go on as a worker
-        os._exit(status)
+        _leave(status)
 
 
 def _arrange_descriptors(code: int, stdout: int, stderr: int, ready: int) -> tuple[int, int]:
@@ -92,7 +94,7 @@ def _confine(confinement: Confinement) -> list[str]:
         "landlock": lambda: landlock.restrict(confinement.readable, writable),
         "seccomp": lambda: seccomp.restrict(threads=os.geteuid() != 0),
     }
-    in_force = []
+    in_force = [] if os.geteuid() == 0 else ["unprivileged"]
     for layer, attempt in attempts.items():
         if layer in confinement.layers:
             try:
@@ -123,6 +125,7 @@ def _prepare_interpreter(scratch: str) -> None:
     """As if freshly started: own streams, no environment, other random numbers than the last call's."""
     os.environ.clear()
     os.environ.update(HOME=scratch, TMPDIR=scratch)
+    tempfile.tempdir = None  # what the nursery has found is no longer there
     sys.argv = [_NAME]
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
     # A line at a time: what was printed before the time limit is kept.
@@ -163,7 +166,8 @@ def _print_traceback(error: BaseException) -> None:
     own = error.__traceback__
     own = own.tb_next if own is not None and own.tb_frame.f_code is _run.__code__ else own
     report = traceback.TracebackException(type(error), error, own, limit=-_FRAMES, compact=True)
-    print("".join(report.format()), end="", file=sys.stderr)
+    text = "".join(report.format())
+    print(text if len(text) <= _CHARACTERS else f"...{text[-_CHARACTERS:]}", end="", file=sys.stderr)
 
 
 def _finish(status: int) -> int:

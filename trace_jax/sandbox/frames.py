@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 SIZE = 1024  # bytes of a frame
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
@@ -30,13 +29,15 @@ def receive(sock: socket.socket, max_fds: int = 0) -> tuple[dict[str, Any] | Non
     data, fds = b"", []
     try:
         while len(data) < SIZE:
-            more, new, _, _ = socket.recv_fds(sock, SIZE - len(data), max_fds, _CLOSE_ON_EXEC)
+            more, new, _, _ = socket.recv_fds(sock, SIZE - len(data), max_fds)
             fds += new
             if not more:
                 break
             data += more
     except ConnectionError:
         data = b""
+    for fd in fds:
+        os.set_inheritable(fd, False)
     if len(data) < SIZE:
         for fd in fds:
             os.close(fd)

@@ -30,22 +30,31 @@ def readable_paths() -> tuple[str, ...]:
     return tuple(sorted(path for path in wanted if os.path.exists(path) and not inside(path)))
 
 
-def enter_namespaces() -> bool:
-    """New namespaces for this process, its next child being the first process of the new ones; False if refused."""
+def namespaces_work() -> bool:
+    """Tries it in a process of its own: half of it cannot be taken back."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            enter_namespaces()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def enter_namespaces() -> None:
+    """New namespaces for this process; its next child is the first process of the new ones. Raises OSError."""
     try:
         kernel.unshare(_NAMESPACES)
-        return True
+        return
     except OSError:
-        pass
+        pass  # not root, or root without the capability: by a user namespace, which has it
     user, group = os.geteuid(), os.getegid()
-    try:
-        kernel.unshare(_NAMESPACES | kernel.CLONE_NEWUSER)
-        for name, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(line)
-    except OSError:
-        return False
-    return True
+    kernel.unshare(_NAMESPACES | kernel.CLONE_NEWUSER)
+    for name, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(line)
 
 
 def enter_own_root(folder: str, readable: Sequence[str]) -> bool:

@@ -18,7 +18,9 @@ from trace_jax.sandbox.result import Limits, SandboxError
 
 _PACKAGE_ROOT = str(Path(__file__).parents[2])
 # Isolated (-I): neither the folder it starts in nor environment variables say what is imported.
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from trace_jax.sandbox import worker; del sys.path[0]; worker.main()"
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from trace_jax.sandbox import worker; del sys.path[0]; worker.main()"
+)
 # Libraries that numpy loads would start threads, and a process with threads cannot fork safely.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _KEPT = ("LD_LIBRARY_PATH",)  # some interpreters do not start without
@@ -28,7 +30,7 @@ _START_TIMEOUT, _STOP_TIMEOUT = 60.0, 5.0  # seconds
 class Nursery:
     """A started interpreter; see `worker`."""
 
-    def __init__(self, limits: Limits, layers: Sequence[str]):
+    def __init__(self, limits: Limits, layers: Sequence[str], preload: Sequence[str]):
         """Raises SandboxError where it does not start."""
         self._control, theirs = socket.socketpair()
         environment = _ENVIRONMENT | {name: os.environ[name] for name in _KEPT if name in os.environ}
@@ -49,7 +51,8 @@ class Nursery:
             theirs.close()
         self._control.settimeout(_START_TIMEOUT)
         try:
-            frames.send(self._control, {"limits": dataclasses.asdict(limits), "layers": list(layers)})
+            settings = {"limits": dataclasses.asdict(limits), "layers": list(layers), "preload": list(preload)}
+            frames.send(self._control, settings)
             started, _ = frames.receive(self._control)
         except OSError:
             started = None

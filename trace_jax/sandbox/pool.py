@@ -29,11 +29,12 @@ import threading
 from collections.abc import Sequence
 
 from trace_jax.sandbox import frames
-from trace_jax.sandbox.call import Call, WorkerLost
+from trace_jax.sandbox.call import Call, CallLost, WorkerLost
 from trace_jax.sandbox.nursery import Nursery
 from trace_jax.sandbox.result import Execution, Limits, SandboxError
 
 LAYERS = ("namespaces", "landlock", "seccomp")
+PRELOAD = ("numpy", "numpy.random", "sympy", "fractions", "statistics", "decimal")
 # What is promised, and the layers of which any one keeps it. "root" is the own root, which namespaces allow.
 _PROMISES = {
     "network": {"namespaces", "seccomp"},  # no connection to anywhere
@@ -52,26 +53,37 @@ class PythonPool:
     allows. What it does not is said once, by logging.warning.
     """
 
-    def __init__(self, *, workers: int, limits: Limits = Limits(), layers: Sequence[str] = LAYERS):
+    def __init__(
+        self,
+        *,
+        workers: int,
+        limits: Limits = Limits(),
+        preload: Sequence[str] = PRELOAD,
+        layers: Sequence[str] = LAYERS,
+    ):
         """Starts the interpreters, which takes about a second.
 
         Args:
           workers: calls that run at the same time.
           limits: of each call.
+          preload: modules that code finds imported already; a missing one is passed over. They cost memory once, and
+            must start no threads when they are imported.
           layers: of LAYERS, those to use; fewer is for tests.
 
-        Raises ValueError for a number below 1 or an unknown layer, SandboxError where no interpreter starts.
+        Raises ValueError for a number below 1 or an unknown layer; SandboxError where no interpreter starts, or where
+        code would run as root and nothing kept it from the files.
         """
         if workers < 1:
             raise ValueError(f"a sandbox of {workers} workers; it needs at least 1")
         if unknown := set(layers) - set(LAYERS):
             raise ValueError(f"unknown sandbox layers {sorted(unknown)}; there are {LAYERS}")
-        self._limits, self._wanted = limits, tuple(layers)
+        self._limits = limits
+        self._start_nursery = lambda: Nursery(limits, layers, preload)
         self._owner, self._idle = os.getpid(), collections.deque()
         self._lock = threading.Condition()
         self._closed = False
         self._layers: frozenset[str] | None = None
-        self._nursery = Nursery(limits, layers)
+        self._nursery = self._start_nursery()
         self._slots: list[_Slot] = []
         atexit.register(self.close)
         try:
@@ -85,6 +97,12 @@ class PythonPool:
             raise SandboxError(f"the sandbox's workers do not start ({error})") from error
         kept = [promise for promise, keepers in _PROMISES.items() if keepers & self._layers]
         self.isolation = ("limits", *kept)
+        if "files" not in kept and "unprivileged" not in self._layers:
+            self.close()
+            raise SandboxError(
+                "code would run as root with every file in its reach: the kernel has neither namespaces nor Landlock. "
+                "Start as another user, or use a sandbox service (python -m trace_jax.sandbox on another machine)"
+            )
         if missing := [promise for promise in _PROMISES if promise not in kept]:
             logging.warning(
                 "sandbox: this machine offers no isolation of %s for Python code that a model wrote; rlimits hold. "
@@ -109,17 +127,9 @@ class PythonPool:
                 return _unavailable("the sandbox is closed")
             slot = self._idle.popleft()
         try:
-            call = self._ready(slot)
+            return self._run_on(slot, data, timeout)
         except (OSError, WorkerLost, SandboxError) as error:
-            self._give_back(slot)
-            return _unavailable(f"no interpreter starts ({error})")
-        try:
-            return call.run(data, timeout)
-        except WorkerLost as error:
-            slot.lost = True
-            if self._closed:
-                return _unavailable("the sandbox was closed")
-            return Execution("", f"{error}\n", "killed")
+            return _unavailable("the sandbox was closed" if self._closed else f"no interpreter starts ({error})")
         finally:
             self._give_back(slot)
 
@@ -139,14 +149,17 @@ class PythonPool:
         self._nursery.close()
         atexit.unregister(self.close)
 
-    def _ready(self, slot: _Slot) -> Call:
-        """A call that waits for its code; a worker that is lost is replaced first."""
+    def _run_on(self, slot: _Slot, code: bytes, timeout: float) -> Execution:
+        """Raises OSError, WorkerLost or SandboxError where the code has not run; a worker that is lost is replaced."""
         for left in reversed(range(_TRIES)):
             try:
                 if slot.lost:
                     self._replace(slot)
                 self._check(slot)
-                return slot.call(self._limits)
+                return slot.call(self._limits).run(code, timeout)
+            except CallLost as error:
+                slot.lost = True
+                return _unavailable("the sandbox was closed") if self._closed else Execution("", f"{error}\n", "killed")
             except (OSError, WorkerLost, SandboxError):
                 slot.lost = True
                 if not left:
@@ -171,7 +184,7 @@ class PythonPool:
                 slot.open(self._nursery.worker())
             except OSError:
                 self._nursery.close()
-                self._nursery = Nursery(self._limits, self._wanted)
+                self._nursery = self._start_nursery()
                 slot.open(self._nursery.worker())
 
     def _give_back(self, slot: _Slot) -> None:

@@ -50,6 +50,11 @@ def application(pool: PythonPool, limits: Limits, workers: int) -> web.Applicati
     return app
 
 
+def serve(pool: PythonPool, limits: Limits, workers: int, *, host: str, port: int) -> None:
+    """Serves until SIGINT or SIGTERM. Raises OSError where the address is taken."""
+    web.run_app(application(pool, limits, workers), host=host, port=port, print=None, shutdown_timeout=1.0)
+
+
 def _read(body: bytes) -> tuple[str, float]:
     """Code and time limit of a request. Raises ValueError, in words for who sent it."""
     try:

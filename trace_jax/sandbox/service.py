@@ -18,16 +18,16 @@ from trace_jax.sandbox.pool import check_call, too_long
 from trace_jax.sandbox.result import ENDS, Execution, Limits
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0  # seconds of back-off
-_BUSY = (429, 502, 503, 504)
+_MAY_PASS = (429, 500, 502, 503, 504)
 _MAX_REPLY = 4 << 20  # bytes
 
 
 class _Again(Exception):
-    """A try that failed before, or without, the code having run: it may be repeated."""
+    """A try that failed in a way that another may not. Code has no effect outside, so running it twice is harmless."""
 
 
 class _Lost(Exception):
-    """A try whose outcome nobody knows, or that will not go better again."""
+    """A try after which there is no time or no point for another."""
 
 
 class PythonService:
@@ -85,7 +85,7 @@ class PythonService:
             with self._client.stream(
                 "POST", f"{self._url}/run_code", content=body, headers=headers, timeout=patience
             ) as reply:
-                if reply.status_code in _BUSY or reply.status_code == 500:
+                if reply.status_code in _MAY_PASS:
                     raise _Again(f"HTTP {reply.status_code}")
                 if reply.status_code != 200:
                     raise _Lost(f"HTTP {reply.status_code}")
@@ -119,24 +119,24 @@ def read_reply(data: bytes, limits: Limits) -> Execution:
         raise ValueError(str(reply.get("message"))[:200])
     if status not in ("Success", "Failed") or not isinstance(result, dict):
         raise ValueError("the reply has no status or run_result")
-    stdout, stderr = (_text(result, name) for name in ("stdout", "stderr"))
+    stdout, stderr = (_bytes(result, name) for name in ("stdout", "stderr"))
     end = reply.get("end")
     if end not in ENDS:
         end = _end(status, result, stderr)
     size = limits.output_bytes
-    cut = [text.encode("utf-8", "surrogatepass")[:size].decode("utf-8", "replace") for text in (stdout, stderr)]
-    too_much = end in ("ok", "error") and [stdout, stderr] != cut and max(map(len, (stdout, stderr))) > size
-    return Execution(*cut, "output" if too_much else end)
+    if end in ("ok", "error") and max(len(stdout), len(stderr)) > size:
+        end = "output"
+    return Execution(stdout[:size].decode("utf-8", "replace"), stderr[:size].decode("utf-8", "replace"), end)
 
 
-def _text(result: dict[str, Any], name: str) -> str:
+def _bytes(result: dict[str, Any], name: str) -> bytes:
     text = result.get(name)
     if not isinstance(text, str | None):
         raise ValueError(f"{name} of the reply is no string")
-    return text or ""
+    return (text or "").encode("utf-8", "replace")
 
 
-def _end(status: str, result: dict[str, Any], stderr: str) -> str:
+def _end(status: str, result: dict[str, Any], stderr: bytes) -> str:
     """Of a service that does not say; out-of-memory is told by the exception, a signal by the exit status."""
     code = result.get("return_code")
     if result.get("status") == "TimeLimitExceeded":
@@ -145,5 +145,5 @@ def _end(status: str, result: dict[str, Any], stderr: str) -> str:
         return "ok"
     if isinstance(code, int) and (code < 0 or code > 128):
         return "killed"
-    last = stderr.rstrip().rpartition("\n")[2]
-    return "memory" if last.partition(":")[0].endswith("MemoryError") else "error"
+    last = stderr.rstrip().rpartition(b"\n")[2]
+    return "memory" if last.partition(b":")[0].endswith(b"MemoryError") else "error"

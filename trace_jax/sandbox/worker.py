@@ -8,6 +8,7 @@ Workers never see code or output, so nothing of a call is in the memory that the
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -21,7 +22,6 @@ import tempfile
 from trace_jax.sandbox import child, frames, isolation, kernel
 from trace_jax.sandbox.result import Limits
 
-_IMPORTED = ("numpy", "numpy.random", "sympy", "fractions", "statistics", "decimal", "collections", "itertools", "re")
 _MORE_LIKELY_KILLED = "500"  # of 1000: when memory runs out, the sandbox goes before the trainer
 
 
@@ -33,14 +33,16 @@ def main() -> None:
     if message is None:
         return
     limits, layers = Limits(**message["limits"]), tuple(message["layers"])
-    with open("/proc/self/oom_score_adj", "w") as file:
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(_MORE_LIKELY_KILLED)
     sys.dont_write_bytecode = True
-    for name in _IMPORTED:
-        try:
+    for name in message["preload"]:
+        with contextlib.suppress(ImportError):  # the code will see the same
             importlib.import_module(name)
-        except ImportError:
-            pass  # the code will see the same
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError(f"one of {message['preload']} starts threads when it is imported; do not preload it")
+    if not isolation.namespaces_work():
+        layers = tuple(layer for layer in layers if layer != "namespaces")
     gc.collect()
     gc.freeze()  # a collection in a fork would copy every page
     kernel.adopt_orphans()
@@ -84,9 +86,11 @@ def _become_worker(sock: socket.socket, folder: str, limits: Limits, layers: tup
     identity = os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        namespaces = "namespaces" in layers and isolation.enter_namespaces()
-        if namespaces and os.fork() != 0:
-            return  # the child is the first process of the namespaces, and their end
+        namespaces = "namespaces" in layers
+        if namespaces:
+            isolation.enter_namespaces()
+            if os.fork() != 0:
+                return  # the child is the first process of the namespaces; they end with it
         os.chdir("/")
         own_root = namespaces and isolation.enter_own_root(folder, readable)
         user = isolation.unprivileged_user(identity)
