@@ -46,7 +46,7 @@ class Call:
         try:
             for fd in (self._code_fd, *self._output_fds):
                 os.set_blocking(fd, False)
-            done = self._follow(memoryview(code), time.monotonic() + timeout)
+            done = self._follow(memoryview(len(code).to_bytes(8) + code), time.monotonic() + timeout)
             for fd in self._output_fds:
                 while fd in self._watched and self._read(fd):
                     pass

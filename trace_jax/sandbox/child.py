@@ -41,7 +41,7 @@ class Confinement:
 
 
 def main(confinement: Confinement, code: int, stdout: int, stderr: int, ready: int) -> None:
-    """Runs in a fresh fork and never returns. Descriptors: code to read to its end; output; where readiness is said.
+    """Runs in a fresh fork and never returns. Descriptors: where code comes from; output; where readiness is said.
 
     What goes to `ready`, closed before code is read, is a JSON object: {"layers": those in force} or {"error": why}.
     """
@@ -56,12 +56,18 @@ def main(confinement: Confinement, code: int, stdout: int, stderr: int, ready: i
         _leave(STATUS_ERROR)
     status = STATUS_ERROR
     try:
-        source = b"".join(iter(lambda: os.read(code, 1 << 16), b""))
+        source = _read_code(code)
         os.close(code)
         _prepare_interpreter(confinement.scratch)
         status = _finish(_run(source))
     finally:  # whatever the code has made of exceptions: this process does not go on as a worker
         _leave(status)
+
+
+def _read_code(fd: int) -> bytes:
+    """Its length in 8 bytes, then the code; the end of the pipe may not come, where the pool's process has forks."""
+    with open(fd, "rb", closefd=False) as file:
+        return file.read(int.from_bytes(file.read(8)))
 
 
 def _arrange_descriptors(code: int, stdout: int, stderr: int, ready: int) -> tuple[int, int]:

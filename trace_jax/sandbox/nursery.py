@@ -52,7 +52,7 @@ class Nursery:
         self._control.settimeout(_START_TIMEOUT)
         try:
             settings = {"limits": dataclasses.asdict(limits), "layers": list(layers), "preload": list(preload)}
-            frames.send(self._control, settings)
+            frames.send(self._control, settings | {"trainer": os.getpid()})
             started, _ = frames.receive(self._control)
         except OSError:
             started = None
@@ -79,7 +79,9 @@ class Nursery:
         return ours
 
     def close(self) -> None:
-        """Stops it and waits; workers end before it does, once their sockets are closed."""
+        """Stops it and waits; workers end before it does, once their sockets are shut down."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)  # a fork of this process may hold a copy that close leaves open
         self._control.close()
         try:
             self._process.wait(_STOP_TIMEOUT)

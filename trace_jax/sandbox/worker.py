@@ -33,6 +33,10 @@ def main() -> None:
     if message is None:
         return
     limits, layers = Limits(**message["limits"]), tuple(message["layers"])
+    # Its sockets alone do not tell that the pool's process is gone: a fork of it may hold copies of them.
+    trainer = os.pidfd_open(message["trainer"])
+    if os.getppid() != message["trainer"]:
+        return
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(_MORE_LIKELY_KILLED)
     sys.dont_write_bytecode = True
@@ -50,7 +54,7 @@ def main() -> None:
     folder = tempfile.mkdtemp(prefix="trace_jax_sandbox_")
     try:
         frames.send(control, {"folder": folder})
-        _serve_nursery(control, folder, limits, layers)
+        _serve_nursery(control, trainer, folder, limits, layers)
     finally:
         control.close()
         _wait_for_workers()
@@ -58,23 +62,33 @@ def main() -> None:
         os.rmdir(folder)
 
 
-def _serve_nursery(control: socket.socket, folder: str, limits: Limits, layers: tuple[str, ...]) -> None:
+def _serve_nursery(
+    control: socket.socket, trainer: int, folder: str, limits: Limits, layers: tuple[str, ...]
+) -> None:
     readable = isolation.readable_paths()
-    while True:
+    while trainer not in _readable(control.fileno(), trainer):
         message, fds = frames.receive(control, 1)
         if message is None:
             return
         if os.fork() == 0:
             try:
                 control.close()
-                _become_worker(socket.socket(fileno=fds[0]), folder, limits, layers, readable)
+                _become_worker(socket.socket(fileno=fds[0]), trainer, folder, limits, layers, readable)
             finally:
                 os._exit(0)
         os.close(fds[0])
 
 
+def _readable(*fds: int) -> set[int]:
+    """Waits until there is something on one of these; those where there is."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll()}
+
+
 def _wait_for_workers() -> None:
-    """They end by themselves, as the pool's ends of their sockets are closed."""
+    """They end by themselves, for the reason for which the nursery does."""
     try:
         while True:
             os.wait()
@@ -82,7 +96,14 @@ def _wait_for_workers() -> None:
         pass
 
 
-def _become_worker(sock: socket.socket, folder: str, limits: Limits, layers: tuple[str, ...], readable) -> None:
+def _become_worker(
+    sock: socket.socket,
+    trainer: int,
+    folder: str,
+    limits: Limits,
+    layers: tuple[str, ...],
+    readable: tuple[str, ...],
+) -> None:
     identity = os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -99,7 +120,7 @@ def _become_worker(sock: socket.socket, folder: str, limits: Limits, layers: tup
         )
         surroundings = [name for name, there in (("namespaces", namespaces), ("root", own_root)) if there]
         confinement = child.Confinement(limits, layers, scratch.path, user, os.getpid(), readable)
-        _Worker(sock, scratch, confinement, surroundings).serve()
+        _Worker(sock, trainer, scratch, confinement, surroundings).serve()
     except Exception as error:
         try:
             frames.send(sock, {"kind": "failed", "why": f"{type(error).__name__}: {error}"[:500]})
@@ -111,9 +132,15 @@ class _Worker:
     """One call after the other."""
 
     def __init__(
-        self, sock: socket.socket, scratch: isolation.Scratch, confinement: child.Confinement, surroundings: list[str]
+        self,
+        sock: socket.socket,
+        trainer: int,
+        scratch: isolation.Scratch,
+        confinement: child.Confinement,
+        surroundings: list[str],
     ):
-        self._sock, self._scratch, self._confinement = sock, scratch, confinement
+        """`trainer`: a pidfd of the pool's process; `surroundings`: the layers in force around every call."""
+        self._sock, self._trainer, self._scratch, self._confinement = sock, trainer, scratch, confinement
         self._surroundings = surroundings
 
     def serve(self) -> None:
@@ -155,12 +182,11 @@ class _Worker:
     def _wait(self, pid: int, number: int) -> bool:
         """Until the call ended, or the pool wants it to (True), or the pool is gone (False)."""
         exited = os.pidfd_open(pid)
-        poll = select.poll()
-        poll.register(exited, select.POLLIN)
-        poll.register(self._sock, select.POLLIN)
         try:
             while True:
-                events = dict(poll.poll())
+                events = _readable(exited, self._sock.fileno(), self._trainer)
+                if self._trainer in events:
+                    return False
                 if self._sock.fileno() in events:
                     message, _ = frames.receive(self._sock)
                     if message is None:
