@@ -18,7 +18,7 @@ from tests.sglang_stand_in import StandIn
 from tests.tiny_run import go, settings
 from trace_jax import config_arguments, evaluation
 from trace_jax import evaluate as evaluate_lib
-from trace_jax.config import RunConfig
+from trace_jax.config import ConfigError, RunConfig
 from trace_jax.engines import sglang_pool
 from trace_jax.eval.outcomes import OutcomesFile
 from trace_jax.export import export
@@ -308,13 +308,18 @@ def test_settings_that_decide_numbers():
 
 def test_only_the_data_sets_that_are_asked_for_are_loaded(command, monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr(evaluation, "run", seen.append)
+
+    def prepare(config, *, training):
+        seen.append((config, training))
+        raise ConfigError("that is far enough")
+
+    monkeypatch.setattr(evaluation, "prepare", prepare)
     flags = ("--config=tests/tiny_config.py", "--model=x", f"--folder={tmp_path}", "--config.model.context_length=4096")
     flags += ("--config.loss.row_length=4096",)
     for task, names in (("math", "gpqa_diamond,aime24"), ("bfcl", "bfcl_miss_func"), ("multihop_qa", "musique")):
-        ended = command(*flags, f"--config.task={task}", f"--benchmarks={names}")
-        assert ended[0] == 0, ended[2]
-    assert [request.training for request in seen] == [False, False, True]
-    assert seen[0].config.math.eval_sets == ("gpqa_diamond", "aime24") and seen[1].config.bfcl.categories == ("miss_func",)
-    assert seen[2].config.multihop_qa == RunConfig().multihop_qa and seen[2].benchmarks == ("musique",)
+        one_line(command(*flags, f"--config.task={task}", f"--benchmarks={names}"), "that is far enough")
+    (math, _), (bfcl, _), (searched, _) = seen
+    assert [training for _, training in seen] == [False, False, True]  # the last one searches the training records too
+    assert math.math.eval_sets == ("gpqa_diamond", "aime24") and bfcl.bfcl.categories == ("miss_func",)
+    assert searched.multihop_qa == RunConfig().multihop_qa
     one_line(command(*flags, "--config.task=math", "--benchmarks=musique"), "'musique'; this task has aime24, aime25, amc23")

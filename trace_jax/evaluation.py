@@ -69,7 +69,7 @@ def run(request: Request) -> None:
             folder = EvaluationFolder(request.folder)
             folder.check(settings)
         checkpoints = stack.enter_context(_checkpoints(request)) if request.workdir else None
-        parts = prepare(request.config, training=False)
+        parts = prepare(request.config, training=request.training)
         plan = _plan(request, parts)
         sampler = assemble_sampler(parts, request.folder, request.workdir, checkpoints)
         settings |= {"model": params_digest(sampler.params)}
