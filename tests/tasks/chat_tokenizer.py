@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterable
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -31,6 +32,11 @@ _WORDS = (
 @functools.cache
 def chat_tokenizer(*, old: bool = False) -> PreTrainedTokenizerFast:
     """About 400 tokens; the ids do not change from call to call. `old`: words as GPT-2 and SmolLM2 have them."""
+    return train_tokenizer(_TEXT * 20, 600, old=old)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, *, old: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer whose merges are those of `texts`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if not old:
@@ -39,10 +45,10 @@ def chat_tokenizer(*, old: bool = False) -> PreTrainedTokenizerFast:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=600,
+        vocab_size=vocab_size,
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_TEXT * 20, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")

@@ -133,5 +133,9 @@ def test_anything_is_read(text):
 def test_what_cannot_be_written():
     with pytest.raises(ValueError, match="a call that is none cannot be written: broken"):
         calls.write_tagged(Reply("", (BadCall("broken"),)))
-    with pytest.raises(ValueError, match="no turn of text and calls"):
-        calls.write_bare(Reply("text", (ADD,)))
+    with pytest.raises(ValueError, match="a call that is none cannot be written: broken"):
+        calls.write_bare(Reply("", (BadCall("broken"),)))
+
+
+def test_the_bare_syntax_has_no_text_beside_calls():
+    assert calls.write_bare(Reply("Let me add.", (ADD, ADD))) == f"{BARE}\n{BARE}"

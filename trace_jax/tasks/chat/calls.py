@@ -61,11 +61,12 @@ def read_bare(text: str) -> Reply:
 
 
 def write_bare(reply: Reply) -> str:
-    """The text that `read_bare` reads as this reply. Raises ValueError for calls among text, or for a bad one."""
-    if reply.calls and reply.text:
-        raise ValueError("this chat format has no turn of text and calls; leave one of them out")
+    """The text that `read_bare` reads as this reply; beside calls there is no text, so it is left out then.
+
+    Raises ValueError for a call that is none.
+    """
     thought = f"{_THINK}\n{reply.thought}\n{_THOUGHT}\n" if reply.thought else ""
-    return thought + (reply.text or "\n".join(_document(call, "parameters") for call in reply.calls))
+    return thought + ("\n".join(_document(call, "parameters") for call in reply.calls) or reply.text)
 
 
 def _split_thought(text: str) -> tuple[str, str]:
