@@ -229,6 +229,7 @@ def _warm_start_record(config: RunConfig, model: DecoderConfig) -> dict[str, Any
     }
     if config.task in DATA_TASKS:
         record["chat"] = settings["chat"]
+        record["max_observation_tokens"] = config.sampling.max_observation_tokens
     if config.model.path is not None:
         record["start"] = model_folder.identity(config.model.path)
     return record
@@ -254,6 +255,7 @@ def _warm_start(config: RunConfig, trainer: PolicyTrainer, environment: Environm
                 seed=settings.seed,
             ),
             lambda step, nll: bar.to(step + 1, nats=f"{nll:.3f}"),
+            observe=lambda text: environment.observation(text, config.sampling.max_observation_tokens),
             start=start,
         )
     except ValueError as error:

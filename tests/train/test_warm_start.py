@@ -67,6 +67,12 @@ def test_a_demonstration_is_a_tree_of_one_path():
     assert np.all(got.logprob == 0) and got.success[-1] == 1 and got.reward[-1] == 1
 
 
+def test_observations_can_be_cut_as_a_rollouts_are():
+    played = Demonstration("(1+2)\n", (("1+2\n", "3\n"), ("=3\n", "")), Outcome(1.0, 1.0))
+    got = warm_start.demonstration_tree(ids, played, "demo/0", observe=lambda text: ids(text)[-1:])
+    assert text_of(got.token) == "(1+2)\n1+2\n\n=3\n"
+
+
 def test_only_actions_are_trained_each_token_the_same():
     trees = [tree(("1+2\n", "3\n"), ("=3\n", "")), tree(("=9\n", ""), success=0.0), tree(("2+2\n", "4\n"), ("=4\n", ""))]
     batch = warm_start.demonstration_batch(trees, row_length=24, rows_multiple=4)

@@ -71,13 +71,14 @@ def train(
     settings: WarmStart,
     on_step: Callable[[int, float], None] = lambda step, nll: None,
     *,
+    observe: Encode | None = None,
     start: Any = None,
 ) -> Any:
     """Parameters after `settings.steps` optimiser steps of maximum likelihood on demonstrated actions.
 
-    From the parameters `start`, or from random ones. What all prompts begin with stands once in a row, not once a
-    demonstration. Calls `on_step(step, nats per action token)` after each step. Raises ValueError for a demonstration
-    longer than a row.
+    From the parameters `start`, or from random ones. `observe` tokenises observations, cut as those of a rollout; None:
+    `encode`, which cuts nothing. What all prompts begin with stands once in a row, not once a demonstration. Calls
+    `on_step(step, nats per action token)` after each step. Raises ValueError for a demonstration longer than a row.
     """
     schedule = optimizers.warmup_cosine(
         settings.learning_rate,
@@ -98,7 +99,7 @@ def train(
     )
     rng = np.random.default_rng(settings.seed)
     played = (demonstrate(task, task.instance("demo", i), rng, settings.slip_rate) for i in range(settings.distinct))
-    trees = [demonstration_tree(encode, each, f"demo/{i}", task.preamble) for i, each in enumerate(played)]
+    trees = [demonstration_tree(encode, each, f"demo/{i}", task.preamble, observe) for i, each in enumerate(played)]
     trunk = encode(task.preamble)
     longest = max(trees, key=lambda tree: tree.token.size)
     if longest.token.size > settings.row_length:
@@ -115,11 +116,14 @@ def train(
     return state.params
 
 
-def demonstration_tree(encode: Encode, demonstration: Demonstration, uid: str, preamble: str = "") -> RolloutTree:
+def demonstration_tree(
+    encode: Encode, demonstration: Demonstration, uid: str, preamble: str = "", observe: Encode | None = None
+) -> RolloutTree:
     """A demonstration as a tree of one path; its actions count as sampled with log-prob 0.
 
-    `preamble`, the beginning of its prompt, is tokenised by itself.
+    `preamble`, the beginning of its prompt, is tokenised by itself, observations by `observe`, if it is given.
     """
+    observe = observe or encode
     tokens = [encode(preamble), encode(demonstration.prompt.removeprefix(preamble))]
     prompt = Prompt(uid=uid, tokens=np.concatenate(tokens), state=None)
     last = len(demonstration.turns) - 1
@@ -131,7 +135,7 @@ def demonstration_tree(encode: Encode, demonstration: Demonstration, uid: str, p
             Turn(
                 action=tokens,
                 logprobs=np.zeros(tokens.shape[0], np.float32),
-                observation=np.zeros(0, np.int32) if ends else encode(observation),
+                observation=np.zeros(0, np.int32) if ends else observe(observation),
                 finish=Finish.ANSWER if ends else Finish.TURN,
                 weight_version=0,
                 reward=demonstration.outcome.reward if ends else None,
