@@ -133,7 +133,7 @@ def write_bfcl(folder: Path, category: str) -> None:
     (folder / "multi_turn_func_doc" / "math_api.json").write_text(lines([BFCL_DOCUMENT]))
 
 
-def math(name: str, problem: str, answer: str, group: str) -> dict:
+def math(name: str, problem: str, answer: str | list[str], group: str) -> dict:
     return {"id": name, "problem": problem, "answer": answer, "group": group, "kind": "math"}
 
 
@@ -157,7 +157,7 @@ RECORDS = {
     ("amc", "test"): [math("amc/0", "P", "142", "difficulty 2")],
     ("amc23", "test"): [math("0", "Q", "27", "all")],
     ("math500", "test"): [math("test/algebra/1.json", "P", "\\pi", "difficulty 2")],
-    ("minerva", "test"): [math("minerva/0", "P", "6630", "Physics")],
+    ("minerva", "test"): [math("minerva/0", "P", ["6630.65", "6630"], "Physics")],
     ("olympiadbench", "test"): [math("1606", "P", "2^{9}", "Algebra")],
     ("mmlu_pro", "test"): [
         choice("70", "Pick the third.\n\nA. one\nB. two\nC. three\nD. four\nE. five", "C", "law"),

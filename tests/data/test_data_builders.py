@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import http.server
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.data import official_files
-from trace_jax.data import formats, sources, store
+from trace_jax.data import fields, formats, sources, store
 from trace_jax.data.__main__ import main, table
 from trace_jax.data.errors import DataError, RowError
 from trace_jax.data.prepare import prepare
@@ -216,7 +217,7 @@ def test_a_damaged_set_is_told(tmp_path, official):
     data.write_bytes(b"")
     with pytest.raises(DataError, match="damaged"):
         store.load("aime24", tmp_path, split="test")[0]
-    (tmp_path / "aime24" / "1.0.0" / "dataset_info.json").write_text("{")
+    (tmp_path / "aime24" / fields.VERSION / "dataset_info.json").write_text("{")
     with pytest.raises(DataError, match="aime24 in .* is damaged: remove the folder"):
         store.load("aime24", tmp_path, split="test")
 
@@ -414,8 +415,52 @@ def test_the_package_and_the_library_may_be_missing(tmp_path, monkeypatch, offic
     monkeypatch.delitem(sys.modules, "trace_jax.data.builders", raising=False)
     monkeypatch.delattr("trace_jax.data.builders", raising=False)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(DataError, match=r"tensorflow-datasets is not installed .*pip install 'trace_jax\[data\]'"):
+    with pytest.raises(DataError, match=r"tensorflow-datasets is not installed .*pip install 'trace_jax\[tasks\]'"):
         prepare("aime24", tmp_path, data_dir=official, show_progress=False)
+
+
+def test_a_reader_that_has_seen_enough(tmp_path):
+    """`list | head`: the table's end is not wanted any more."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "trace_jax.data", "list", f"--folder={tmp_path}"]
+    root = Path(__file__).parents[2]
+    ended = subprocess.run(command, cwd=root, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_one_file_is_of_one_set(tmp_path, official, capsys):
+    file = official / "aime.json"
+    status, out, err = run(capsys, "prepare", "aime24", "minerva", f"--data_dir={file}", f"--folder={tmp_path / 'x'}")
+    assert status == 1 and not out and not (tmp_path / "x").exists()
+    assert err == f"error: {file} is one file, of one set; name that set alone, or give a folder"
+
+
+def test_a_failure_keeps_what_another_version_prepared(tmp_path, official, capsys):
+    other = tmp_path / "aime24" / "0.9.0" / "dataset_info.json"
+    other.parent.mkdir(parents=True)
+    other.write_text("{}")
+    (tmp_path / "bad.json").write_text("[")
+    command = ("prepare", "aime24", f"--folder={tmp_path}")
+    assert run(capsys, *command, f"--data_dir={tmp_path / 'bad.json'}")[0] == 1
+    assert list((tmp_path / "aime24").iterdir()) == [other.parent]
+    assert run(capsys, *command, f"--data_dir={official}")[0] == 0 and other.exists()
+
+
+def test_equal_forms_of_an_answer_are_one(tmp_path):
+    rows = [
+        {"problem": "P", "answer": ["4", "4\n", None]},
+        {"problem": "P", "answer": [0.5, "$\\frac{1}{2}$", 2.0]},
+        {"problem": "P", "answer": []},
+    ]
+    (tmp_path / "minerva.json").write_text(json.dumps(rows))
+    result = prepare("minerva", tmp_path, data_dir=tmp_path, show_progress=False)
+    records = store.load("minerva", tmp_path, split="test")
+    assert [record["answer"] for record in records] == ["4", ["0.5", "\\frac{1}{2}", "2"]]
+    assert dict(result.left_out) == {"test": 1}
+    with pytest.raises(RowError, match="has bool in 'answer'"):
+        formats.math_problem({"problem": "P", "answer": ["1", True]}, "x")
 
 
 def test_too_many_options():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,15 +69,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = options.folder.absolute() if options.folder else store.default_folder()
     try:
         if options.command == "list":
-            print(table(folder))
+            print(table(folder), flush=True)
             return 0
         for name in options.names:
             sources.find(name)  # a wrong name is told before an hour of downloads
+        if len(options.names) > 1 and options.data_dir is not None and options.data_dir.is_file():
+            raise DataError(f"{options.data_dir} is one file, of one set; name that set alone, or give a folder")
         for name in options.names:
             print(describe(prepare(name, folder, data_dir=options.data_dir, split=options.split)), flush=True)
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # who reads the table has read enough; nothing is left to be flushed at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("interrupted: nothing of the unfinished set was kept", file=sys.stderr)
         return 130

@@ -12,7 +12,7 @@ from typing import Any
 
 from trace_jax.data.errors import RowError
 
-VERSION = "1.0.0"  # of the records: a change of their fields or of what is in them is a new version
+VERSION = "1.1.0"  # of the records: a change of their fields or of what is in them is a new version
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Fields:
         return texts | {key: json.loads(stored[key]) for key in self.nested}
 
 
-MATH = Fields(texts=("id", "problem", "answer", "group", "kind"), nested=())
+MATH = Fields(texts=("id", "problem", "group", "kind"), nested=("answer",))
 QUESTION = Fields(texts=("id", "question", "group"), nested=("answers", "paragraphs"))
 CONVERSATION = Fields(
     texts=("id", "category", "group"),

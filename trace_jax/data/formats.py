@@ -22,28 +22,28 @@ def math_problem(row: Mapping[str, Any], default_id: str) -> Record:
     """{"problem" or "question", "answer", optionally "id" or "unique_id", "difficulty", "level", "type", "subject"}.
 
     The shape of DeepScaleR-Preview and of the AIME, AMC, MATH-500, Minerva and OlympiadBench files beside it, and of
-    the JSON lines of the same benchmarks elsewhere. An answer is text, a number, or a list of equivalent forms, of
-    which the last is taken (our choice). Dollar signs around the whole answer are dropped: it is LaTeX inside them.
+    the JSON lines of the same benchmarks elsewhere. An answer is text, a number, or a list of them, any of which is
+    right (Minerva: one value in several spellings or roundings); the record has the different ones of a list, or the
+    text if that is one. Dollar signs around a whole answer are dropped: it is LaTeX inside them.
     """
     key = "problem" if "problem" in row or "question" not in row else "question"
     problem = cells.text(row, key)
     cells.present(row, "answer")
-    answer = _latex(row["answer"])
-    if not answer:
+    given = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
+    answers = list(dict.fromkeys(text for text in map(_latex, given) if text))
+    if not answers:
         raise Unanswered
     name = row.get("unique_id", row.get("id"))
     return {
         "id": default_id if name is None else str(name),
         "problem": problem,
-        "answer": answer,
+        "answer": answers[0] if len(answers) == 1 else answers,
         "group": _math_group(row),
         "kind": "math",
     }
 
 
 def _latex(answer: Any) -> str:
-    if isinstance(answer, list):
-        return _latex(answer[-1]) if answer else ""
     if answer is None:
         return ""
     if isinstance(answer, float) and answer.is_integer():

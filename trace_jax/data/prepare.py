@@ -167,7 +167,9 @@ def _alone(name: str, folder: Path) -> Iterator[None]:
             yield
         finally:
             if not store.set_folder(name, folder).exists():
-                shutil.rmtree(folder / name, ignore_errors=True)
+                (folder / name / ".lock").unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it holds another version's records
+                    (folder / name).rmdir()
 
 
 @contextlib.contextmanager
