@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -89,6 +90,15 @@ def test_a_turn_has_so_many_calls_and_no_more():
 )
 def test_bare_by_hand(text, reply):
     assert calls.read_bare(text) == reply
+
+
+def test_a_bare_turn_has_so_many_calls_and_no_more():
+    reply = calls.read_bare(f"{BARE}\n" * 100)
+    assert reply.calls[: calls.MOST_CALLS] == (ADD,) * calls.MOST_CALLS and len(reply.calls) == calls.MOST_CALLS + 1
+    assert "at most 64 calls" in reply.calls[-1].problem
+    start = time.process_time()
+    assert len(calls.read_bare('{"name": 1}' + "0 " * 49_000).calls) == calls.MOST_CALLS + 1
+    assert time.process_time() - start < 0.1  # one copy of the rest for each of 49,000 values would take seconds
 
 
 def test_malformed_bare_calls_say_why():

@@ -76,6 +76,15 @@ def test_a_million_characters_are_read_in_no_time(piece):
     assert time.process_time() - start < 3.0  # measured 0.1
 
 
+@pytest.mark.parametrize("piece", [".", " ", "(", "~", r"\,", r"\text{", "**", "B "])
+def test_a_million_characters_name_an_option_in_no_time(piece):
+    """Patterns that take the square of a long answer would hold up all episodes: they run beside the event loop."""
+    start = time.process_time()
+    assert answers.letter(piece * (1_000_000 // len(piece)) + "x") is None
+    assert answers.letter("B. " + piece * (1_000_000 // len(piece)) + "x") == "B"
+    assert time.process_time() - start < 2.0  # measured 0.1
+
+
 def test_boxes_nested_a_thousand_times_take_linear_time():
     start = time.process_time()
     assert len(answers.boxed(r"\boxed{" * 70_000 + "}" * 70_000)) > 500_000  # not unwrapped to the end

@@ -49,7 +49,7 @@ def read_bare(text: str) -> Reply:
     if len(body) > MOST_CHARACTERS:
         return Reply("", (_too_long(body),), thought)
     calls, position = [], 0
-    while position < len(body):
+    while position < len(body) and len(calls) <= MOST_CALLS:
         try:
             document, position = _DECODER.raw_decode(body, position)
         except (ValueError, RecursionError) as error:

@@ -1,6 +1,7 @@
 r"""What an answer to a mathematical question is, as text: where it stands in a reply, and its plain form.
 
-Everything here takes time linear in the text and runs inline; what needs algebra is `checker.py`'s.
+What reads whole replies takes time linear in them. What reads one answer may take its square, inline and with no other
+thread running, so answers are bounded by `MAX_ANSWER`. What needs algebra is `checker.py`'s.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+MAX_ANSWER = 1000  # characters of an answer that are read (our choice)
 MAX_NESTED = 8  # boxes around nothing but a box that are taken off: the work stays linear
 MAX_EXPONENT = 400  # of a number in scientific notation that is read here
 ABSOLUTE = Decimal("5e-7")  # decimals are compared to six places, as math-verify does, ...
@@ -127,8 +129,11 @@ def quick(answer: str, truth: str) -> bool | None:
 
 
 def letter(text: str) -> str | None:
-    r"""The option that an answer such as "B", "(b)", "\text{B}", "B. because" or "B) text" names; None for none."""
-    text = plain(text).replace("**", "")
+    r"""The option that an answer such as "B", "(b)", "\text{B}", "B. because" or "B) text" names; None for none.
+
+    Only the head of a long answer is read.
+    """
+    text = plain(text[:MAX_ANSWER]).replace("**", "")
     while (stripped := _WRAPPED.sub(r"\1", text)) != text:
         text = stripped
     match = _LETTER.fullmatch(text.strip())

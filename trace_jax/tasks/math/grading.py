@@ -14,7 +14,6 @@ import pebble
 
 from trace_jax.tasks.math import answers, checker
 
-MAX_ANSWER = 1000  # characters of an answer in a box or of a truth; a longer answer is wrong
 MAX_TEXT = 4000  # characters at a reply's end in which math-verify looks for an answer without a box
 RECYCLE = 2000  # comparisons after which a worker is replaced: sympy's caches grow
 GRACE = 15.0  # seconds beyond the deadline after which the pool itself counts as broken
@@ -53,8 +52,8 @@ class Grader:
         self._pool = self._start()
 
     def equal(self, answer: str, truth: str) -> bool:
-        """Whether `answer`, what stands in a box, has the value of `truth`."""
-        if len(answer) > MAX_ANSWER:
+        """Whether `answer`, what stands in a box, has the value of `truth`; a very long one has not."""
+        if len(answer) > answers.MAX_ANSWER:
             return self._count("oversized")
         answer, truth = answers.plain(answer), answers.plain(truth)
         known = answers.quick(answer, truth)
