@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -166,3 +167,14 @@ def test_llamas_format_runs_the_same_loop(finished):
     prompt = environment.decode(done.parts.prompts("eval", 0, 1)[0].tokens)
     assert prompt.startswith("<|begin_of_text|><|start_header_id|>system") and prompt.endswith("<|end_header_id|>\n\n")
     assert environment.decode(np.array(environment.stop_ids[:1])) == "<|eot_id|>"
+
+
+def test_the_same_loop_on_a_real_server(math, finished, start_server):
+    """Chat prompts, stops, tools and forks through SGLang."""
+    server = start_server(model=Path(math.config.model.path), context_length=math.config.model.context_length)
+    done = finished("math", "served", {"engine": "sglang", "sglang.urls": server.url})
+    for row in done.rows[1:]:
+        assert row["rollout/budget_units"] == UNITS and row["rollout/errors"] == 0
+        assert row["rollout/continuations"] > 0 and row["rollout/prefix_hit_rate"] > 0.9
+        assert row.get("train/logprob_gap_max", 0.0) < 1e-3  # measured in steps with contrast; draws are the server's own
+    assert sum(row["rollout/tool_calls"] for row in done.rows[1:]) > 0
