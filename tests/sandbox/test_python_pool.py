@@ -192,6 +192,17 @@ def test_more_calls_than_workers_wait_their_turn(pool):
     assert results == [Execution(f"{n * n}\n", "", "ok") for n in range(24)]
 
 
+def test_a_call_waits_for_a_worker_as_long_as_its_patience():
+    with contextlib.closing(PythonPool(workers=1, limits=LIMITS, preload=(), patience=0.2)) as busy:
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            slow = threads.submit(busy.run, "import time; time.sleep(1.5)", 5.0)
+            time.sleep(0.2)
+            started = time.monotonic()
+            assert busy.run("print(1)", 5.0) == Execution("", "no interpreter was free for 0.2 s\n", "unavailable")
+            assert time.monotonic() - started < 1.0 and slow.result().end == "ok"
+        assert busy.run("print(1)", 5.0) == Execution("1\n", "", "ok")
+
+
 def test_a_worker_that_dies_is_replaced(pool):
     """Kills both workers (children of the nursery): one has a call, the other waits for one."""
     nursery = pool._nursery.pid

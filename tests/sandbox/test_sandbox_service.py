@@ -298,6 +298,29 @@ def test_what_sandbox_fusion_clients_send_besides_is_taken(served):
     assert (answer["status"], result["return_code"], result["stdout"]) == ("Success", 0, "1\n")
 
 
+def test_what_a_client_gave_up_while_it_waited_is_not_run(served):
+    """Both workers are busy for a second; six calls of 9 s behind them lose their clients, the last one does not."""
+    body = lambda code: {"code": code, "language": "python", "run_timeout": 9}
+    post = lambda code, seconds: httpx.post(f"{served}/run_code", json=body(code), timeout=seconds, trust_env=False)
+
+    def give_up():
+        with pytest.raises(httpx.ReadTimeout):
+            post("import time; time.sleep(9)", 0.3)
+
+    busy = [threading.Thread(target=post, args=("import time; time.sleep(1)", 9)) for _ in range(2)]
+    for thread in busy:
+        thread.start()
+    time.sleep(0.2)
+    waiting = [threading.Thread(target=give_up) for _ in range(6)]
+    for thread in waiting:
+        thread.start()
+    for thread in waiting:
+        thread.join()
+    assert post("print(1)", 6).json()["run_result"]["stdout"] == "1\n"
+    for thread in busy:
+        thread.join()
+
+
 def test_a_port_that_is_taken_is_said(served):
     port = served.rpartition(":")[2]
     command = [sys.executable, "-m", "trace_jax.sandbox", f"--port={port}", "--workers=1"]

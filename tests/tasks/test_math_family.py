@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests import real_data
-from trace_jax.sandbox.result import Execution
+from trace_jax.sandbox.result import Execution, Limits
 from trace_jax.tasks.chat.family import BadCall, Message, Reply, ToolCall
 from trace_jax.tasks.math import answers, family, tool
 
@@ -160,7 +160,7 @@ def test_many_calls_of_one_turn(math, python):
     reaction = math.react(math.ask(RECORD).state, Reply("", (BadCall("no JSON"), *[call()] * 999)))
     assert len(reaction.messages) == 1000 and len(python.calls) == family.CALLS - 1 == reaction.tool_calls
     assert "only the first 4" in reaction.messages[-1].content
-    assert family.CALLS * tool.MAX_TIMEOUT < math.tool_timeout
+    assert family.CALLS * (tool.MAX_TIMEOUT + tool.MAX_WAIT) < math.tool_timeout
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,23 @@ def test_observations(math, python, execution, text):
     reaction = math.react(math.ask(RECORD).state, Reply("", (call(),)))
     assert reaction.messages[0].content == text
     assert reaction.tool_calls == (execution.end != "unavailable")
+
+
+def test_python_that_is_not_available_is_said_to_who_runs_the_training_too(math, python, caplog, monkeypatch):
+    python.result, state = Execution("", "no worker\n", "unavailable"), math.ask(RECORD).state
+    for _ in range(9):
+        math.react(state, Reply("", (call(),)))
+    assert [record.getMessage() for record in caplog.records] == [
+        "math: the policy was told that Python is not available: no worker"
+    ]
+    monkeypatch.setattr(family, "TOLD_EVERY", 0.0)
+    math.react(state, Reply("", (call(),)))
+    assert len(caplog.records) == 2
+
+
+def test_a_call_may_use_the_processor_for_all_of_its_time():
+    """Else a call would be told that it was stopped at a limit that it had not reached."""
+    assert Limits().cpu_seconds >= tool.MAX_TIMEOUT
 
 
 def test_a_flood_keeps_its_head_and_its_tail(math, python):

@@ -58,6 +58,7 @@ class PythonPool:
         *,
         workers: int,
         limits: Limits = Limits(),
+        patience: float = 60.0,
         preload: Sequence[str] = PRELOAD,
         layers: Sequence[str] = LAYERS,
     ):
@@ -66,6 +67,7 @@ class PythonPool:
         Args:
           workers: calls that run at the same time.
           limits: of each call.
+          patience: seconds that a call waits for a free worker (our choice); then it is "unavailable".
           preload: modules that code finds imported already; a missing one is passed over. They cost memory once, and
             must start no threads when they are imported.
           layers: of LAYERS, those to use; fewer is for tests.
@@ -77,7 +79,7 @@ class PythonPool:
             raise ValueError(f"a sandbox of {workers} workers; it needs at least 1")
         if unknown := set(layers) - set(LAYERS):
             raise ValueError(f"unknown sandbox layers {sorted(unknown)}; there are {LAYERS}")
-        self._limits = limits
+        self._limits, self._patience = limits, patience
         self._start_nursery = lambda: Nursery(limits, layers, preload)
         self._owner, self._idle = os.getpid(), collections.deque()
         self._lock = threading.Condition()
@@ -95,36 +97,24 @@ class PythonPool:
         except (OSError, WorkerLost) as error:
             self.close()
             raise SandboxError(f"the sandbox's workers do not start ({error})") from error
-        kept = [promise for promise, keepers in _PROMISES.items() if keepers & self._layers]
-        self.isolation = ("limits", *kept)
-        if "files" not in kept and "unprivileged" not in self._layers:
-            self.close()
-            raise SandboxError(
-                "code would run as root with every file in its reach: the kernel has neither namespaces nor Landlock. "
-                "Start as another user, or use a sandbox service (python -m trace_jax.sandbox on another machine)"
-            )
-        if missing := [promise for promise in _PROMISES if promise not in kept]:
-            logging.warning(
-                "sandbox: this machine offers no isolation of %s for Python code that a model wrote; rlimits hold. "
-                "A machine without secrets can serve it: python -m trace_jax.sandbox",
-                ", ".join(missing),
-            )
+        self.isolation = self._kept_promises()
 
     def run(self, code: str, timeout: float) -> Execution:
         """Runs `code` as a script and gives back what it printed and how it ended; see `child` for the semantics.
 
-        Never raises for anything the code does; returns within `timeout` seconds, the wait for a free worker and a few
-        seconds of grace. Raises ValueError for code that is no string or a time that is not positive.
+        Never raises for anything the code does; returns within `timeout` seconds, the patience and a few seconds of
+        grace. Raises ValueError for code that is no string or a time that is not positive.
         """
         check_call(code, timeout)
         data = code.encode("utf-8", "surrogatepass")
         if refused := too_long(data, self._limits):
             return refused
         with self._lock:
-            while not self._idle and not self._closed:
-                self._lock.wait()
+            self._lock.wait_for(lambda: self._idle or self._closed, self._patience)
             if self._closed:
                 return _unavailable("the sandbox is closed")
+            if not self._idle:
+                return _unavailable(f"no interpreter was free for {self._patience:g} s")
             slot = self._idle.popleft()
         try:
             return self._run_on(slot, data, timeout)
@@ -148,6 +138,23 @@ class PythonPool:
             self._lock.notify_all()
         self._nursery.close()
         atexit.unregister(self.close)
+
+    def _kept_promises(self) -> tuple[str, ...]:
+        """`isolation`; warns of what it lacks, and raises SandboxError where nothing keeps root from the files."""
+        kept = [promise for promise, keepers in _PROMISES.items() if keepers & self._layers]
+        if "files" not in kept and "unprivileged" not in self._layers:
+            self.close()
+            raise SandboxError(
+                "code would run as root with every file in its reach: the kernel has neither namespaces nor Landlock. "
+                "Start as another user, or use a sandbox service (python -m trace_jax.sandbox on another machine)"
+            )
+        if missing := [promise for promise in _PROMISES if promise not in kept]:
+            logging.warning(
+                "sandbox: this machine offers no isolation of %s for Python code that a model wrote; rlimits hold. "
+                "A machine without secrets can serve it: python -m trace_jax.sandbox",
+                ", ".join(missing),
+            )
+        return ("limits", *kept)
 
     def _run_on(self, slot: _Slot, code: bytes, timeout: float) -> Execution:
         """Raises OSError, WorkerLost or SandboxError where the code has not run; a worker that is lost is replaced."""

@@ -34,7 +34,7 @@ class Execution:
 class Limits:
     """What one call may use. Defaults are our choice; all sizes in bytes."""
 
-    cpu_seconds: int = 15  # processor time of all its threads
+    cpu_seconds: int = 30  # processor time of all its threads
     memory_bytes: int = 1 << 30  # address space; the interpreter with numpy and sympy takes about 150 MB of it
     processes: int = 32  # threads; where the kernel cannot forbid new processes, these too
     file_bytes: int = 16 << 20  # of one file

@@ -51,8 +51,10 @@ def application(pool: PythonPool, limits: Limits, workers: int) -> web.Applicati
 
 
 def serve(pool: PythonPool, limits: Limits, workers: int, *, host: str, port: int) -> None:
-    """Serves until SIGINT or SIGTERM. Raises OSError where the address is taken."""
-    web.run_app(application(pool, limits, workers), host=host, port=port, print=None, shutdown_timeout=1.0)
+    """Serves until SIGINT or SIGTERM; does not run what a client gave up while it waited. Raises OSError where the
+    address is taken."""
+    app = application(pool, limits, workers)
+    web.run_app(app, host=host, port=port, print=None, shutdown_timeout=1.0, handler_cancellation=True)
 
 
 def _read(body: bytes) -> tuple[str, float]:

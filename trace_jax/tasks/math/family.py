@@ -12,7 +12,10 @@ Questions, tool messages and thoughts are never searched.
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 import re
+import time
 from typing import Any
 
 from trace_jax.tasks.base import Outcome
@@ -27,7 +30,8 @@ SYSTEM = (
 KINDS = ("math", "choice")
 CALLS = 4  # of one turn that are carried out (our choice)
 MAX_NAME = 60  # characters of an unknown tool's name that are shown
-SLACK = 60.0  # seconds of a step beyond what its calls may run: waiting for a free interpreter or worker
+SLACK = 60.0  # seconds of a step beyond what its calls may take; a score waits for a free worker as well
+TOLD_EVERY = 60.0  # seconds between two warnings that Python is not available
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +62,10 @@ class Math:
         if not 0 < timeout <= tool.MAX_TIMEOUT:
             raise ValueError(f"python's time limit is {timeout} s; it must be above 0 and at most {tool.MAX_TIMEOUT:g}")
         self.max_turns = max_turns
-        self.tool_timeout = CALLS * tool.MAX_TIMEOUT + SLACK
+        self.tool_timeout = CALLS * (tool.MAX_TIMEOUT + tool.MAX_WAIT) + SLACK
         self._python, self._grader, self._timeout = python, grader, timeout
         self._tools = (tool.schema(timeout),)
+        self._told = -math.inf  # when a warning was last given
 
     def ask(self, record: Record) -> Question:
         """The question of a record with "id", "problem", "answer" (a text, or a list of equivalent ones) and "kind"."""
@@ -110,6 +115,9 @@ class Math:
         except tool.ArgumentError as error:
             return f"Error: {error}", False
         execution = self._python.run(code, timeout)
+        if execution.end == "unavailable" and time.monotonic() > self._told + TOLD_EVERY:
+            self._told = time.monotonic()
+            logging.warning("math: the policy was told that Python is not available: %s", execution.stderr.strip())
         return tool.observation(execution, timeout), execution.end != "unavailable"
 
     def _is_right(self, state: State) -> bool:

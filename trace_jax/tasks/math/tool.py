@@ -9,6 +9,7 @@ from trace_jax.sandbox.result import Execution
 
 NAME = "python"
 MAX_TIMEOUT = 30.0  # seconds that a call may ask for; more is cut to it (our choice)
+MAX_WAIT = 70.0  # seconds beyond its own time that a call may take: patience and grace of what runs it
 MAX_CODE = 20_000  # characters of a call's code (our choice)
 MAX_OBSERVATION = 4_000  # characters that a call shows of what was printed (our choice)
 SHOWN = 60  # characters of a wrong argument that are shown
@@ -34,7 +35,7 @@ class Python(Protocol):
     """What runs code: `sandbox.pool.PythonPool`, `sandbox.service.PythonService`. Thread-safe; raises for no code."""
 
     def run(self, code: str, timeout: float) -> Execution:
-        """Runs `code` for at most `timeout` seconds in an interpreter of its own."""
+        """Runs `code` for at most `timeout` seconds in an interpreter of its own, `MAX_WAIT` later at the latest."""
         ...
 
 
