@@ -1,5 +1,6 @@
 """A finished run as a model folder: the same policy, whoever reads it."""
 
+import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -11,11 +12,12 @@ import pytest
 
 from tests.tiny_run import go, settings
 from trace_jax import config as config_lib
-from trace_jax import setup_run
-from trace_jax.assemble import assemble
+from trace_jax import saving, setup_run
+from trace_jax.assemble import assemble, prepare_policy
 from trace_jax.config import ConfigError
 from trace_jax.export import export
 from trace_jax.models import folder as model_folder
+from trace_jax.train.checkpoint import Snapshot
 
 ADAPTED = {"lora.rank": 2, "model.fuse_projections": False, "steps": 1, "eval.every": 0, "optimizer.learning_rate": 0.1}
 
@@ -49,6 +51,23 @@ def test_a_run_can_start_from_an_export(done, tmp_path):
     assert own.get_vocab() == new.get_vocab()
     whole = parts.trainer.full_params(parts.policy.params)
     jax.tree.map(np.testing.assert_array_equal, whole, whole_policy(done))
+
+
+def test_no_data_and_no_tools_are_needed(done, tmp_path):
+    """A checkpoint of a run on a data set that is not here, of a family whose sandbox may not start here."""
+    export(done.workdir, tmp_path / "base", "float32")
+    changes = {"task": "math", "strategy": "grpo", "model.path": str(tmp_path / "base"), "chat.max_prompt_tokens": 16}
+    changes |= {"data.folder": str(tmp_path / "none"), "seed": 3, "model.fuse_projections": False}
+    config = settings(changes)
+    parts = prepare_policy(config)
+    state = parts.trainer.adopt(jax.tree.map(lambda leaf: leaf + 0.5, whole_policy(done)), config.seed)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(config_lib.to_json(config))
+    with contextlib.closing(saving.open_checkpoints(config, tmp_path / "run" / "checkpoints")) as checkpoints:
+        checkpoints.save(Snapshot(step=7, arrays={"policy": state}, host={}, document={"base": ""}))
+    assert export(tmp_path / "run", tmp_path / "model", "float32") == 7
+    params = model_folder.load_params(tmp_path / "model", model_folder.load_config(tmp_path / "model"))
+    jax.tree.map(lambda got, was: np.testing.assert_array_equal(got, was + 0.5), params, whole_policy(done))
 
 
 def test_a_warm_start_that_is_gone(done, tmp_path):

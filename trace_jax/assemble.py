@@ -31,41 +31,56 @@ from trace_jax.train.policy_step import PolicyTrainer
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """What stands before there are parameters."""
+class PolicyParts:
+    """What stands before a policy has parameters: enough to read and write them."""
 
     config: RunConfig  # its paths are model folders
     tokenizer: Any
-    environment: Environment
     trainer: PolicyTrainer
 
 
+@dataclasses.dataclass(frozen=True)
+class Parts(PolicyParts):
+    """The same with what the policy acts in: enough to sample."""
+
+    environment: Environment
+
+
+def prepare_policy(config: RunConfig) -> PolicyParts:
+    """Tokenizer and the policy's functions; no data are read and no tools start.
+
+    ConfigError for settings that do not fit the model or the machine.
+    """
+    config = setup_run.with_model_folders(config)
+    tokenizer = setup_run.make_tokenizer(config, None if config.task in DATA_TASKS else setup_run.make_task(config))
+    model = setup_run.make_model(config, vocabulary_size(tokenizer))
+    return PolicyParts(config, tokenizer, policy_trainer(config, model, _mesh(config)))
+
+
 def prepare(config: RunConfig, *, training: bool = True) -> Parts:
-    """Task, tokenizer and the policy's functions. Without `training` no training records are needed.
+    """`prepare_policy` and the task. Without `training` no training records are needed.
 
     ConfigError for settings that do not fit the data, the model or the machine.
     """
-    config = setup_run.with_model_folders(config)
-    task, tokenizer = _task_and_tokenizer(config, training)
-    model = setup_run.make_model(config, vocabulary_size(tokenizer))
+    policy = prepare_policy(config)
+    config, tokenizer = policy.config, policy.tokenizer
+    task = _task(config, tokenizer, training)
     ends = setup_run.end_ids(config, tokenizer)
     environment = setup_run.environment_of(task, tokenizer, ends, stop_texts=config.engine == "sglang")
     setup_run.check_trunk(config, environment)
-    return Parts(config, tokenizer, environment, policy_trainer(config, model, _mesh(config)))
+    return Parts(config, tokenizer, policy.trainer, environment)
 
 
-def _task_and_tokenizer(config: RunConfig, training: bool) -> tuple[Task, Any]:
+def _task(config: RunConfig, tokenizer: Any, training: bool) -> Task:
     if config.task not in DATA_TASKS:
-        task = setup_run.make_task(config)
-        return task, setup_run.make_tokenizer(config, task)
+        return setup_run.make_task(config)
     try:
         from trace_jax import setup_data_tasks  # its libraries are extras
     except ImportError as error:
         raise ConfigError(
             f"config.task is {config.task!r}, but {error.name} is not installed; pip install 'trace_jax[tasks]'"
         ) from error
-    tokenizer = setup_run.make_tokenizer(config, None)
-    return setup_data_tasks.make_chat(config, tokenizer, training=training), tokenizer
+    return setup_data_tasks.make_chat(config, tokenizer, training=training)
 
 
 def assemble(config: RunConfig, workdir: Path, *, may_train: bool = True) -> Run:
@@ -111,18 +126,28 @@ def assemble_sampler(
     `home`: where the engine writes weights; the warm start is cached there too, unless the config or `workdir` say
     otherwise. Raises ConfigError as `assemble`, and for a run without a checkpoint; CheckpointError.
     """
-    config, trainer, workdir = parts.config, parts.trainer, workdir or home
+    config, workdir = parts.config, workdir or home
     if checkpoints is None:
         params, step = _first_params(parts, workdir, may_train=True), 0
     else:
-        if config.lora.rank:  # what the adapters are merged into
-            trainer.adopt(_first_params(parts, workdir, may_train=False))
-        found = saving.restore_policy(config, trainer, _base(config, workdir), checkpoints)
-        if found is None:
-            raise ConfigError(f"--workdir: {workdir} holds no checkpoint yet; train first")
-        params, step = trainer.full_params(found[0]), found[1]
-    engine = setup_run.make_engine(config, trainer.model, parts.environment, home)
+        params, step = restored_policy(parts, workdir, checkpoints)
+    engine = setup_run.make_engine(config, parts.trainer.model, parts.environment, home)
     return Sampler(engine, setup_run.make_limits(config, parts.environment.task), params, step)
+
+
+def restored_policy(parts: PolicyParts, workdir: Path, checkpoints: Checkpointer) -> tuple[Any, int]:
+    """(parameters of the whole policy, adapters merged; step) of the newest of `checkpoints`, of the run in `workdir`.
+
+    Raises ConfigError for a run without a checkpoint, and where the weights below the adapters are gone;
+    CheckpointError.
+    """
+    config, trainer = parts.config, parts.trainer
+    if config.lora.rank:  # what the adapters are merged into
+        trainer.adopt(_first_params(parts, workdir, may_train=False))
+    found = saving.restore_policy(config, trainer, _base(config, workdir), checkpoints)
+    if found is None:
+        raise ConfigError(f"--workdir: {workdir} holds no checkpoint yet; train first")
+    return trainer.full_params(found[0]), found[1]
 
 
 def _name_bias(config: RunConfig) -> None:
@@ -176,7 +201,7 @@ def _mesh(config: RunConfig) -> Mesh:
     return sharding.make_mesh(**sizes, devices=jax.devices()[:count])
 
 
-def _first_params(parts: Parts, workdir: Path, may_train: bool) -> Any:
+def _first_params(parts: PolicyParts, workdir: Path, may_train: bool) -> Any:
     """Parameters of the model folder, or of a warm start, from them or from nothing."""
     path = parts.config.model.path
     if path is None:
@@ -188,8 +213,11 @@ def _first_params(parts: Parts, workdir: Path, may_train: bool) -> Any:
     return _warm_started(parts, workdir, may_train, start) if parts.config.warm_start.pretrained else start
 
 
-def _warm_started(parts: Parts, workdir: Path, may_train: bool, start: Any) -> Any:
-    """What the cache holds, or what demonstrations make now of `start` (None: of random parameters)."""
+def _warm_started(parts: PolicyParts, workdir: Path, may_train: bool, start: Any) -> Any:
+    """What the cache holds, or what demonstrations make now of `start` (None: of random parameters).
+
+    `may_train` needs `Parts`, whose task demonstrates.
+    """
     config, trainer = parts.config, parts.trainer
     model = trainer.model
     folder = setup_run.warm_start_folder(config, workdir)

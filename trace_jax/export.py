@@ -7,50 +7,41 @@ servers load, and what `--config.model.path` starts from.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import sys
 from pathlib import Path
 
-from trace_jax import config as config_lib
-from trace_jax.config import ConfigError, MeshConfig, RunConfig
+from trace_jax import config_arguments
+from trace_jax.config import ConfigError, MeshConfig
 
 
 def export(workdir: Path, folder: Path, dtype: str) -> int:
-    """Writes the policy of the newest checkpoint and returns its step. One device is enough, whatever the run's mesh.
+    """Writes the policy of the newest checkpoint and returns its step.
+
+    One device is enough, whatever the run's mesh; the task's data and tools are not needed.
 
     Raises ConfigError for a workdir without a run, a base model that is gone, or a folder that holds a model;
     CheckpointError for a damaged checkpoint.
     """
-    from trace_jax import saving, setup_run  # these import jax: after the arguments, so that mistakes are fast
-    from trace_jax.assemble import assemble
+    from trace_jax import assemble, saving  # these import jax: after the arguments, so that mistakes are fast
     from trace_jax.models import folder as model_folder
     from trace_jax.tasks.tokenizer import save_tokenizer
 
     if (folder / "config.json").exists():
         raise ConfigError(f"--folder: {folder} holds a model already; choose another folder")
-    config = _config(workdir)
-    checkpoints = saving.open_checkpoints(config, workdir / "checkpoints")
-    try:
+    config = config_arguments.of_run(workdir)
+    with contextlib.closing(saving.open_checkpoints(config, workdir / "checkpoints")) as checkpoints:
         if checkpoints.latest_step() is None:
             raise ConfigError(f"--workdir: {workdir} holds no checkpoint yet; train first")
-        run = assemble(dataclasses.replace(config, mesh=MeshConfig()), workdir, may_train=False)
-        saving.restore(run, checkpoints)
-    finally:
-        checkpoints.close()
-    start = run.config.model.path
+        parts = assemble.prepare_policy(dataclasses.replace(config, mesh=MeshConfig()))
+        params, step = assemble.restored_policy(parts, workdir, checkpoints)
+    start = parts.config.model.path
     token_ids = model_folder.load_token_ids(start) if start else None
-    save_tokenizer(setup_run.make_tokenizer(run.config, run.environment.task), folder)
-    params = run.trainer.full_params(run.policy.params)
-    model_folder.save(folder, run.trainer.model, params, dtype=dtype, token_ids=token_ids)
-    return run.step
-
-
-def _config(workdir: Path) -> RunConfig:
-    try:
-        return config_lib.from_json((workdir / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--workdir: {workdir} holds no run that can be read ({error})") from error
+    save_tokenizer(parts.tokenizer, folder)
+    model_folder.save(folder, parts.trainer.model, params, dtype=dtype, token_ids=token_ids)
+    return step
 
 
 def main() -> None:
