@@ -27,6 +27,8 @@ ARGV = ["main", "--config=c.py", "--config.loss.cliplow=1"]
         ),
         (OSError("could not load\n  tried:\n    [Errno 2] No such file: 'c.py'"), "[Errno 2] No such file: 'c.py'"),
         (ValueError(""), "ValueError"),
+        (ValueError("Traceback:\n  x\ntrace_jax.config.ConfigError: c.py:a is none"), "c.py:a is none"),
+        (ValueError("Traceback:\n  x\nKeyError: 'a'"), "KeyError: 'a'"),
     ],
 )
 def test_problem(error, line):

@@ -17,8 +17,12 @@ def problem(error: Exception, argv: Sequence[str]) -> str:
 
 
 def last_line(error: Exception) -> str:
-    """The last line of an error's text, or its type where it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+    """The last line of an error's text, or its type where it has none.
+
+    That of an error that a config file raised is the end of its traceback; of our own errors no type is told.
+    """
+    line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+    return line.removeprefix("trace_jax.config.ConfigError: ")
 
 
 def _unknown_field(text: str, argv: Sequence[str]) -> str:

@@ -17,11 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from absl import flags
-from ml_collections import config_flags
-
-from trace_jax import config as config_lib
-from trace_jax import config_checks, flag_problems
+from trace_jax import config_arguments, config_checks
 from trace_jax.config import ConfigError, MeshConfig, RunConfig
 from trace_jax.serving import command, machine
 from trace_jax.serving.process import Program, ServerError, check_port
@@ -153,15 +149,7 @@ def _served(arguments: argparse.Namespace, settings: list[str], urls: str) -> _S
 
 def _config(path: str, settings: list[str], urls: str) -> RunConfig:
     """The config of a run on servers at `urls`, with the given settings, checked."""
-    values, argv = flags.FlagValues(), ["launch_sglang", f"--config={path}", *settings]
-    holder = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
-    try:
-        rest = values(argv)[1:]
-        config = config_lib.parse(holder.value)
-    except flag_problems.FLAG_ERRORS as error:  # a ConfigError too, which is a ValueError
-        raise ConfigError(flag_problems.problem(error, argv)) from error
-    if rest:
-        raise ConfigError(f"{rest[0]!r} is not a flag; settings are given as --config.NAME=VALUE, SGLang's follow --")
+    config = config_arguments.from_file(path, settings)
     sglang = dataclasses.replace(config.sglang, urls=urls)
     return config_checks.check(dataclasses.replace(config, engine="sglang", sglang=sglang))
 
