@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -265,6 +266,16 @@ def test_close_ends_calls_and_waiting_calls_and_leaves_nothing(tmp_path, monkeyp
     assert not Path(f"/proc/{nursery}").exists()  # no zombie either
     assert wait_until(lambda: not any(map(alive, below)))
     assert not folder.exists()
+
+
+def test_a_pool_that_nobody_holds_is_closed():
+    pool = PythonPool(workers=1, limits=LIMITS, preload=())
+    assert pool.run("print(1)", 5.0).stdout == "1\n"
+    pids = {pool._nursery.pid} | descendants(pool._nursery.pid)
+    assert len(pids) >= 2 and alive(pool._nursery.pid)  # a worker may be between two calls
+    del pool
+    gc.collect()
+    assert wait_until(lambda: not any(map(alive, pids)))
 
 
 PROGRAM = """

@@ -2,6 +2,7 @@ r"""The grader against a table of equivalences made by hand, hostile answers, dy
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -197,6 +198,16 @@ def test_a_pool_whose_idle_worker_was_killed_is_replaced(grader):
     time.sleep(0.3)  # the pool looks after its workers every 0.1 s
     assert grader.equal("x(x+2)", "x^2+2x")
     assert grader.counts["restarted"] == 1
+
+
+def test_a_grader_that_nobody_holds_is_closed():
+    grader = grading.Grader(workers=1, deadline=10.0)
+    assert grader.equal("x(x+4)", "x^2+4x")
+    (worker,) = processes(grader)
+    assert Path(f"/proc/{worker}").exists()
+    del grader
+    gc.collect()
+    assert not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text()
 
 
 def test_workers_are_limited():

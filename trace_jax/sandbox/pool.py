@@ -26,6 +26,7 @@ import math
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Sequence
 
 from trace_jax.sandbox import frames
@@ -44,14 +45,19 @@ _PROMISES = {
 }
 _READY_TIMEOUT = 30.0  # seconds
 _TRIES = 3  # workers that a call is tried on before any code has run
+_OPEN: weakref.WeakSet[PythonPool] = weakref.WeakSet()
 
 
 class PythonPool:
     """Runs code in fresh interpreters, `workers` at a time. Thread-safe; more calls wait their turn.
 
+    It is closed by `close`, with its last reference, or at the end of the process, whichever comes first.
+
     `isolation` names what is in force: "limits" always, and of "network", "files", "processes", "disk" what the kernel
     allows. What it does not is said once, by logging.warning.
     """
+
+    _closed = True  # until it is open
 
     def __init__(
         self,
@@ -83,11 +89,11 @@ class PythonPool:
         self._start_nursery = lambda: Nursery(limits, layers, preload)
         self._owner, self._idle = os.getpid(), collections.deque()
         self._lock = threading.Condition()
-        self._closed = False
         self._layers: frozenset[str] | None = None
         self._nursery = self._start_nursery()
         self._slots: list[_Slot] = []
-        atexit.register(self.close)
+        self._closed = False
+        _OPEN.add(self)
         try:
             for _ in range(workers):
                 self._slots.append(_Slot(self._nursery.worker()))
@@ -125,8 +131,8 @@ class PythonPool:
 
     def close(self) -> None:
         """Stops every call and every process; further calls are "unavailable". Idempotent."""
-        if os.getpid() != self._owner:
-            return  # a fork of the owner: the processes are not its own
+        if self._closed or os.getpid() != self._owner:
+            return  # in a fork of the owner, the processes are not its own
         with self._lock:
             if self._closed:
                 return
@@ -137,7 +143,9 @@ class PythonPool:
                 slot.close()
             self._lock.notify_all()
         self._nursery.close()
-        atexit.unregister(self.close)
+
+    def __del__(self) -> None:
+        self.close()
 
     def _kept_promises(self) -> tuple[str, ...]:
         """`isolation`; warns of what it lacks, and raises SandboxError where nothing keeps root from the files."""
@@ -201,6 +209,12 @@ class PythonPool:
             else:
                 self._idle.append(slot)
                 self._lock.notify()
+
+
+@atexit.register
+def _close_all() -> None:
+    for pool in list(_OPEN):
+        pool.close()
 
 
 class _Slot:

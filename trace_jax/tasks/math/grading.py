@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import functools
+import logging
 import multiprocessing
 import threading
 import time
+import weakref
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 
@@ -27,6 +29,8 @@ class GraderError(Exception):
 
 class Grader:
     """Says whether answers are right. Thread-safe.
+
+    Its processes end by `close`, with its last reference, or with this process, whichever comes first.
 
     A comparison that takes longer than its deadline, more memory than its limit, or kills its worker makes the answer
     wrong and is counted. Workers are children of multiprocessing's fork server, so a process that holds jax is never
@@ -49,7 +53,7 @@ class Grader:
         self._slots = threading.BoundedSemaphore(workers)  # no queue within the pool: a task's wait is its own time
         self._lock = threading.Lock()
         self._remembered: collections.OrderedDict[tuple[str, str, bool], bool] = collections.OrderedDict()
-        self._pool = self._start()
+        self._use(self._start())
 
     def equal(self, answer: str, truth: str) -> bool:
         """Whether `answer`, what stands in a box, has the value of `truth`; a very long one has not."""
@@ -68,9 +72,8 @@ class Grader:
         return bool(text.strip()) and self._compare(text, answers.plain(truth), False)
 
     def close(self) -> None:
-        """Ends the workers."""
-        self._pool.stop()
-        self._pool.join()
+        """Ends the workers. Idempotent."""
+        self._end()
 
     def __enter__(self) -> Grader:
         return self
@@ -129,9 +132,15 @@ class Grader:
         with self._lock:
             if self._pool is broken:
                 self.counts["restarted"] += 1
+                logging.warning("grader: its worker processes broke; they are replaced")
+                self._end.detach()
                 broken.stop()
                 threading.Thread(target=broken.join, name="grader-end", daemon=True).start()
-                self._pool = self._start()
+                self._use(self._start())
+
+    def _use(self, pool: pebble.ProcessPool) -> None:
+        self._pool = pool
+        self._end = weakref.finalize(self, _stop, pool)
 
     def _start(self) -> pebble.ProcessPool:
         context = multiprocessing.get_context("forkserver")
@@ -159,3 +168,8 @@ class Grader:
                 'starts them must guard its own code with `if __name__ == "__main__"`'
             ) from error
         return pool
+
+
+def _stop(pool: pebble.ProcessPool) -> None:
+    pool.stop()
+    pool.join()
