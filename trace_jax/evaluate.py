@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--benchmarks", type=_names, help="with commas between; all of the task if not given")
     add("--samples", type=_count, help="of each prompt; the paper's number if not given, else config.eval.samples")
     add("--k", type=_counts, help="of pass@k, with commas between; 1 and the samples if not given")
-    add("--prompts", type=_count, help="only the first of each benchmark")
+    add("--prompts", type=_count, help="only the first of each benchmark; of generated questions, how many")
     add("--seed", type=_seed, help="of the sampling noise; config.eval.seed if not given")
     return parser
 

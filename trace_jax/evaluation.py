@@ -54,6 +54,8 @@ class _Benchmark:
     prompts: list[Prompt]
     samples: int
     ks: tuple[int, ...]
+    records: int  # of the whole benchmark
+    too_long: int  # of them, those that no prompt is made of
 
 
 def run(request: Request) -> None:
@@ -100,9 +102,9 @@ def _plan(request: Request, parts: Parts) -> list[_Benchmark]:
     """The benchmarks that are asked for. Everything that can be wrong with them is said before anything is spent."""
     config, task = parts.config, parts.environment.task
     with _one_line(""):
-        available = benchmarks.benchmarks(task, config.eval.prompts)
+        available = benchmarks.benchmarks(task, request.prompts or config.eval.prompts)
         chosen = benchmarks.select(available, request.benchmarks, request.prompts)
-    papers = benchmarks.PAPER_SAMPLES.get(config.task, {})
+    papers, too_long = benchmarks.PAPER_SAMPLES.get(config.task, {}), benchmarks.too_long(task)
     limits, plan = make_limits(config, task), []
     for name, indices in chosen.items():
         samples = request.samples or papers.get(name, config.eval.samples)
@@ -114,7 +116,8 @@ def _plan(request: Request, parts: Parts) -> list[_Benchmark]:
             )
         with _one_line(""):
             prompts = benchmarks.make_prompts(parts.environment, limits, "eval", indices)
-        plan.append(_Benchmark(name, prompts, samples, ks))
+        lost = too_long.get(name, 0)
+        plan.append(_Benchmark(name, prompts, samples, ks, records=len(available[name]) + lost, too_long=lost))
     return plan
 
 
@@ -161,7 +164,8 @@ async def _benchmarks(
                 served = True
             await _sample(request, parts, sampler, benchmark, left, file)
             found = [file.outcomes[prompt.uid] for prompt in benchmark.prompts]
-        figures[benchmark.name] = outcomes.summary(found, benchmark.ks)
+        whole = {"records": benchmark.records, "too_long": benchmark.too_long}
+        figures[benchmark.name] = whole | outcomes.summary(found, benchmark.ks)
         _warn(benchmark.name, found)
         document = _about(request, settings, label, sampler.step) | {"benchmarks": figures}
         folder.write(document, paper_table.tables(figures, label, markdown=True))
@@ -241,7 +245,7 @@ def _label(request: Request, sampler: Sampler) -> str:
     if request.workdir is not None:
         return f"{request.workdir.name}, step {sampler.step}"
     path = request.config.model.path
-    return f"{Path(path).name if path else request.config.task}, untrained"
+    return Path(path).name if path else f"{request.config.task}, untrained"
 
 
 def _about(request: Request, settings: Mapping[str, Any], label: str, step: int) -> dict[str, Any]:

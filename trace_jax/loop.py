@@ -23,6 +23,7 @@ from trace_jax.budget.expected import ExpectedTokens
 from trace_jax.budget.strategy import Strategy
 from trace_jax.config import ConfigError, RunConfig
 from trace_jax.engines.base import Engine, EngineDown
+from trace_jax.eval.benchmarks import make_prompts
 from trace_jax.eval.evaluate import Evaluation, evaluate
 from trace_jax.rollout import keys
 from trace_jax.rollout.agent import Limits
@@ -99,17 +100,12 @@ class Run:
 
         ConfigError for one that leaves no room for an answer.
         """
-        task, limit = self.environment.task, self.limits.context_length
-        end, size = start + count, task.size(split)
+        end, size = start + count, self.environment.task.size(split)
         numbers = range(start, end if size is None else min(end, size))
-        prompts = [self.environment.prompt(task.instance(split, i)) for i in numbers]
-        for prompt in prompts:
-            if prompt.tokens.shape[0] >= limit:
-                raise ConfigError(
-                    f"config.model.context_length is {limit}, but prompt {prompt.uid} alone has "
-                    f"{prompt.tokens.shape[0]} tokens; raise it or lower the task's difficulty"
-                )
-        return prompts
+        try:
+            return make_prompts(self.environment, self.limits, split, numbers)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,12 +100,13 @@ def _where(chosen: DataSet, fits: Callable[[Record], bool], limit: int) -> DataS
     if bar is not None:
         bar.to(done)
         bar.close()
-    if len(kept) < len(chosen):
+    too_long = len(chosen) - len(kept)
+    if too_long:
         print(
-            f"{chosen.name}: {len(chosen) - len(kept)} of {len(chosen)} records are left out, their prompts are longer "
-            f"than chat.max_prompt_tokens {limit}"
+            f"{chosen.name}: {too_long} of {len(chosen)} records are left out, their prompts are longer than "
+            f"chat.max_prompt_tokens {limit}"
         )
-    return kept
+    return dataclasses.replace(kept, too_long=too_long)
 
 
 def _load(config: RunConfig, name: str, split: str) -> DataSet:

@@ -32,9 +32,13 @@ class Named(Endless):
     def benchmarks(self):
         return {"b": (0, 2, 4, 6), "a": (1, 3, 5), "empty": ()}
 
+    def too_long(self):
+        return {"b": 2, "a": 0, "empty": 1}
+
 
 def test_a_task_without_names_has_one_benchmark():
     assert benchmarks.benchmarks(Endless(), 3) == {"eval": range(3)}
+    assert benchmarks.too_long(Endless()) == {} and benchmarks.too_long(Named()) == {"b": 2, "a": 0, "empty": 1}
     assert benchmarks.benchmarks(Finite(), 3) == {"eval": range(3)} and benchmarks.benchmarks(Finite(), 9) == {"eval": range(5)}
 
 

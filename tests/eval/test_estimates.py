@@ -1,4 +1,4 @@
-"""pass@k by enumeration of all subsets, avg@k and intervals by hand, coverage of the interval by simulation."""
+"""pass@k by enumeration of all subsets, averages and intervals by hand, coverage of the interval by simulation."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_prompts_may_have_different_numbers_of_samples():
 def test_average_and_interval_by_hand():
     # Rates 1/4, 2/4, 3/4: mean 1/2; s^2 = (1/16 + 0 + 1/16) / 2 = 1/16, so s = 1/4 and the error 1 / (4 sqrt 3).
     # t(0.975, 2) = 4.30265 (tables), half the width 0.62103: cut to [0, 1].
-    found = estimates.avg_at_k(np.array([1, 2, 3]), 4)
-    assert found == estimates.pass_at_k(np.array([1, 2, 3]), 4, 1)
+    found = estimates.pass_at_k(np.array([1, 2, 3]), 4, 1)
+    assert found == estimates.over_prompts(np.array([0.25, 0.5, 0.75]))  # avg@4
     assert found.value == pytest.approx(0.5) and found.prompts == 3
     assert found.standard_error == pytest.approx(0.25 / math.sqrt(3))
     assert (found.low, found.high) == (0.0, 1.0)
@@ -69,7 +69,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     rng, covered, pooled = np.random.default_rng(1), 0, 0
     for _ in range(1000):
         correct = rng.binomial(4, rng.beta(0.5, 0.5, 40))
-        found = estimates.avg_at_k(correct, 4)
+        found = estimates.pass_at_k(correct, 4, 1)
         covered += found.low <= 0.5 <= found.high
         naive = 1.96 * math.sqrt(found.value * (1 - found.value) / 160)
         pooled += abs(found.value - 0.5) <= naive
@@ -77,8 +77,19 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     assert pooled / 1000 < 0.85
 
 
+def test_prompts_that_all_fail_or_all_succeed_leave_room_for_doubt():
+    """With a mean of 1 - 0.025^(1/P) and values 0 or 1, P failures have a chance of 0.025: Clopper and Pearson's bound."""
+    for size in (2, 30):
+        bound = stats.binomtest(0, size).proportion_ci(0.95).high
+        none, all_of_them = (estimates.over_prompts(np.full(size, value)) for value in (0.0, 1.0))
+        assert (none.value, none.standard_error, none.low, none.high) == (0, 0, 0, pytest.approx(bound))
+        assert (all_of_them.value, all_of_them.low, all_of_them.high) == (1, pytest.approx(1 - bound), 1)
+    same = estimates.over_prompts(np.full(4, 0.5))
+    assert (same.low, same.high) == (0.5, 0.5)
+
+
 def test_a_single_prompt_has_no_interval():
-    found = estimates.avg_at_k(np.array([3]), 4)
+    found = estimates.pass_at_k(np.array([3]), 4, 1)
     assert found.value == 0.75 and np.isnan([found.standard_error, found.low, found.high]).all()
 
 

@@ -82,7 +82,7 @@ def test_the_splits():
     held_out = [task.instance("eval", i) for i in range(4)]
     assert [i.uid for i in held_out] == ["sums/easy/e0", "sums/hard/h0", "sums/easy/e1", "sums/easy/e2"]
     assert [i.group for i in held_out] == ["easy", "hard", "easy", "easy"]
-    assert task.benchmarks() == {"easy": (0, 2, 3), "hard": (1,)}
+    assert task.benchmarks() == {"easy": (0, 2, 3), "hard": (1,)} and task.too_long() == {"easy": 0, "hard": 0}
     assert (task.size("train"), task.size("eval")) == (None, 4)
     assert task.instance("demo", 5).uid == "sums/demo/t1"
     for split, index, message in [

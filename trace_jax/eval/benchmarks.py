@@ -42,6 +42,12 @@ def benchmarks(task: Task, prompts: int) -> dict[str, Sequence[int]]:
     return {WHOLE: range(prompts if size is None else min(prompts, size))}
 
 
+def too_long(task: Task) -> Mapping[str, int]:
+    """Name -> records of the benchmark that no prompt is made of because it would be too long; {} where none can be."""
+    counted = getattr(task, "too_long", None)
+    return {} if counted is None else counted()
+
+
 def select(
     available: Mapping[str, Sequence[int]], names: Sequence[str] | None, prompts: int | None
 ) -> dict[str, Sequence[int]]:
@@ -67,17 +73,14 @@ def unknown(name: str, available: Iterable[str]) -> str:
 
 
 def make_prompts(environment: Environment, limits: Limits, split: str, indices: Iterable[int]) -> list[Prompt]:
-    """The prompts of these indices.
-
-    Raises ValueError for one that leaves no room for an answer.
-    """
+    """The prompts of these indices. Raises ValueError for one that leaves no room for an answer."""
     limit, prompts = limits.context_length, []
     for index in indices:
         prompt = environment.prompt(environment.task.instance(split, index))
         if prompt.tokens.shape[0] >= limit:
             raise ValueError(
                 f"config.model.context_length is {limit}, but prompt {prompt.uid} alone has {prompt.tokens.shape[0]} "
-                "tokens; raise it"
+                "tokens; raise it or make the task's prompts shorter"
             )
         prompts.append(prompt)
     return prompts

@@ -31,7 +31,10 @@ def over_prompts(values: np.ndarray) -> Estimate:
 
     The interval is Student's, `mean -+ t(0.975, P - 1) * s / sqrt(P)`, cut to [0, 1]. Student's and not a bootstrap's
     (our choice): it needs no random numbers, and for sets as small as AIME's 30 prompts the percentile bootstrap is too
-    narrow, by `sqrt((P - 1) / P)` and by the t quantile. It has no width where all prompts have one value.
+    narrow, by `sqrt((P - 1) / P)` and by the t quantile. Where all prompts have the value 0 it goes up to
+    `1 - 0.025^(1 / P)`, the least mean of which P such prompts are no more likely than that (a value in [0, 1] is 0 with
+    a chance of at most 1 minus its mean), and down as far where all have 1; of any other value common to all it has no
+    width.
 
     Raises ValueError for no values or values outside of [0, 1].
     """
@@ -43,6 +46,8 @@ def over_prompts(values: np.ndarray) -> Estimate:
         return Estimate(mean, float("nan"), float("nan"), float("nan"), 1)
     error = float(values.std(ddof=1) / np.sqrt(size))
     half = float(special.stdtrit(size - 1, (1 + CONFIDENCE) / 2)) * error
+    if mean in (0.0, 1.0):
+        half = 1 - ((1 - CONFIDENCE) / 2) ** (1 / size)
     return Estimate(mean, error, max(mean - half, 0.0), min(mean + half, 1.0), size)
 
 
@@ -78,8 +83,3 @@ def solved_by_any(correct: np.ndarray, samples: np.ndarray | int, k: int) -> np.
 def pass_at_k(correct: np.ndarray, samples: np.ndarray | int, k: int) -> Estimate:
     """pass@k: `solved_by_any` averaged over prompts."""
     return over_prompts(solved_by_any(correct, samples, k))
-
-
-def avg_at_k(correct: np.ndarray, samples: np.ndarray | int) -> Estimate:
-    """avg@k: the share of right samples averaged over prompts, k being their number; the same as pass@1."""
-    return pass_at_k(correct, samples, 1)

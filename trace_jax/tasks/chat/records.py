@@ -16,6 +16,7 @@ class DataSet:
     name: str
     records: Sequence[Record]
     kept: tuple[int, ...]  # numbers of the records that are used, rising
+    too_long: int = 0  # records that would be used if their prompts were shorter
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -79,6 +80,10 @@ class Records:
         for index, (chosen, _) in enumerate(self._turns):
             found[self.evaluation[chosen].name].append(index)
         return {name: tuple(indices) for name, indices in found.items()}
+
+    def too_long(self) -> Mapping[str, int]:
+        """How many records of each evaluation set are left out because of their prompts' length."""
+        return {chosen.name: chosen.too_long for chosen in self.evaluation}
 
     @functools.cached_property
     def _turns(self) -> list[tuple[int, int]]:

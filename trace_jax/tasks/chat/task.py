@@ -65,6 +65,10 @@ class Chat:
         """Indices of the eval split that belong to each evaluation set."""
         return self._records.benchmarks()
 
+    def too_long(self) -> Mapping[str, int]:
+        """How many records of each evaluation set are no instances because of their prompts' length."""
+        return self._records.too_long()
+
     def instance(self, split: str, index: int) -> base.Instance:
         """The question of a record. Its class is the family's, and in the eval split the name of the data set."""
         uid, data_set, record = self._records.find(split, index)
