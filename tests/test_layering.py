@@ -117,12 +117,12 @@ def test_what_runs_on_the_host_knows_no_jax():
 def test_each_library_has_its_door():
     assert {layer(module) for module in importers("flax")} == {"models"}
     assert importers("orbax") == {"trace_jax.train.checkpoint"}
-    assert {layer(module) for module in importers("ml_collections")} == {"config", "config_arguments", "main", "launch_sglang"}
+    assert {layer(module) for module in importers("ml_collections")} == {"config", "config_arguments", "main"}
     assert importers("transformers") == {"trace_jax.tasks.tokenizer", "trace_jax.tasks.chat.render"}
     assert importers("jinja2") == {"trace_jax.tasks.chat.render"}
     assert importers("tensorboardX") == importers("wandb") == {"trace_jax.train.metrics"}
     assert {layer(module) for module in importers("absl")} == {
-        "main", "launch_sglang", "flag_problems", "config_arguments"
+        "main", "flag_problems", "config_arguments"
     }
     clients = {"trace_jax.retrieval.client", "trace_jax.sandbox.service"}  # they speak to a service of their own
     servers = {"trace_jax.retrieval.server", "trace_jax.sandbox.server"}

@@ -78,7 +78,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
 
 
 def test_prompts_that_all_fail_or_all_succeed_leave_room_for_doubt():
-    """With a mean of 1 - 0.025^(1/P) and values 0 or 1, P failures have a chance of 0.025: Clopper and Pearson's bound."""
+    """Where prompts are solved or not, that many failures have a chance of 0.025: Clopper and Pearson's bound."""
     for size in (2, 30):
         bound = stats.binomtest(0, size).proportion_ci(0.95).high
         none, all_of_them = (estimates.over_prompts(np.full(size, value)) for value in (0.0, 1.0))

@@ -32,9 +32,9 @@ def over_prompts(values: np.ndarray) -> Estimate:
     The interval is Student's, `mean -+ t(0.975, P - 1) * s / sqrt(P)`, cut to [0, 1]. Student's and not a bootstrap's
     (our choice): it needs no random numbers, and for sets as small as AIME's 30 prompts the percentile bootstrap is too
     narrow, by `sqrt((P - 1) / P)` and by the t quantile. Where all prompts have the value 0 it goes up to
-    `1 - 0.025^(1 / P)`, the least mean of which P such prompts are no more likely than that (a value in [0, 1] is 0 with
-    a chance of at most 1 minus its mean), and down as far where all have 1; of any other value common to all it has no
-    width.
+    `1 - 0.025^(1 / P)`, the least mean of which P such prompts are no more likely than that (a value in [0, 1] is 0
+    with a chance of at most 1 minus its mean), and down as far where all have 1; of any other value common to all it
+    has no width.
 
     Raises ValueError for no values or values outside of [0, 1].
     """
