@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import signal
 import socket
+import subprocess
 import sys
 
 import pytest
 
-from trace_jax.sandbox import frames, isolation, seccomp
+from trace_jax.sandbox import frames, isolation, nursery, seccomp
 from trace_jax.sandbox.call import verdict
 from trace_jax.sandbox.result import ENDS, Execution, Limits
 
@@ -149,3 +151,17 @@ def test_the_interpreter_is_readable_and_no_path_lies_in_another():
     assert any(os.__file__.startswith(path + "/") for path in paths)
     assert sys.prefix in paths or any(sys.prefix.startswith(path + "/") for path in paths)
     assert not [(a, b) for a in paths for b in paths if a.startswith(b + "/")]
+
+
+def test_an_interpreter_whose_pool_is_gone_before_it_began_ends_without_a_word(tmp_path):
+    """As where a run is stopped while it starts."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-I", "-X", "utf8", "-c", nursery._START, nursery._PACKAGE_ROOT]
+    environment = {"TMPDIR": str(tmp_path)}
+    with theirs, subprocess.Popen(command, stdin=theirs, stderr=subprocess.PIPE, env=environment) as process:
+        settings = {"limits": dataclasses.asdict(Limits()), "layers": [], "preload": [], "trainer": os.getpid()}
+        frames.send(ours, settings)
+        theirs.close()
+        ours.close()
+        assert process.communicate(timeout=30)[1] == b"" and process.returncode == 0
+    assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Function calling through tokens: the expert's turns, written as text, tokenised, sampled, read back and carried out."""
+"""Function calling through tokens: the expert's turns, written as text, tokenised, sampled, read and carried out."""
 
 from __future__ import annotations
 

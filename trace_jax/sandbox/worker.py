@@ -53,8 +53,9 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a worker ended
     folder = tempfile.mkdtemp(prefix="trace_jax_sandbox_")
     try:
-        frames.send(control, {"folder": folder})
-        _serve_nursery(control, trainer, folder, limits, layers)
+        with contextlib.suppress(ConnectionError):  # the pool is gone before it began
+            frames.send(control, {"folder": folder})
+            _serve_nursery(control, trainer, folder, limits, layers)
     finally:
         control.close()
         _wait_for_workers()
