@@ -142,11 +142,20 @@ def _bfcl_sets(config: RunConfig, training: bool) -> Sets:
 def _math(config: RunConfig, sets: Sets) -> Math:
     settings = config.math
     if settings.python_url is not None:
-        python = PythonService(settings.python_url)
+        python = _tried(PythonService(settings.python_url))
     else:
         python = PythonPool(workers=settings.python_workers, limits=Limits())
     grader = Grader(workers=settings.check_workers, deadline=settings.check_timeout)
     return Math(python, grader, max_turns=settings.max_turns, timeout=settings.python_timeout)
+
+
+def _tried(python: PythonService) -> PythonService:
+    """The service, after one call. Raises ValueError where it does not run Python: a run would notice much later."""
+    execution = python.run("print(6 * 7)", 10.0)
+    if execution.stdout.strip() != "42":
+        python.close()
+        raise ValueError(f"python_url: {execution.stderr.strip() or 'the service does not run Python code'}")
+    return python
 
 
 def _multihop_qa(config: RunConfig, sets: Sets) -> MultihopQa:
