@@ -19,4 +19,5 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, max_examples=50)
 hypothesis.settings.load_profile("repeatable")
 
+from tests.adapted_run import adapted_run  # noqa: E402, F401
 from tests.sglang_server import sglang_model, sglang_server, start_server  # noqa: E402, F401

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.adapted_run import CHANGES
 from tests.sglang_faults import serving
 from tests.sglang_stand_in import StandIn
-from tests.tiny_run import go, settings
 from trace_jax import config_arguments, evaluation
 from trace_jax import evaluate as evaluate_lib
 from trace_jax.config import ConfigError, RunConfig
@@ -26,32 +26,19 @@ from trace_jax.export import export
 # ml_collections loads config files with it.
 pytestmark = pytest.mark.filterwarnings(r"ignore:the load_module\(\) method is deprecated:DeprecationWarning")
 ROOT = Path(__file__).parents[1]
-CHANGES = {
-    "steps": 1,
-    "eval.every": 0,
-    "lora.rank": 2,
-    "model.fuse_projections": False,
-    "optimizer.learning_rate": 0.01,  # so that one step changes what is sampled
-    "strategy": "grpo",  # without a predictor: that is not what is evaluated
-}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("evaluations")
-
-
-@pytest.fixture(scope="module")
-def done(folder):
+def done(adapted_run):
     """A run of one step, evaluated before and after it."""
-    return go(settings(CHANGES | {"warm_start.cache": str(folder / "warm")}), folder / "run")
+    return adapted_run
 
 
 @pytest.fixture(scope="module")
-def config(folder):
+def config(done):
     """Flags of the config that the run has."""
     flags = [f"--config.{name}={value}" for name, value in CHANGES.items()]
-    return ["--config=tests/tiny_config.py", f"--config.warm_start.cache={folder / 'warm'}", *flags]
+    return ["--config=tests/tiny_config.py", f"--config.warm_start.cache={done.workdir.parent / 'warm'}", *flags]
 
 
 @pytest.fixture
@@ -96,11 +83,12 @@ def same_as_run(figures, row):
 
 
 @pytest.fixture(scope="module")
-def untrained(done, config, folder):
+def untrained(done, config, tmp_path_factory):
     """An evaluation that nobody stopped."""
     os.chdir(ROOT)
-    evaluate_lib.main([*config, f"--folder={folder / 'untrained'}"])
-    return folder / "untrained"
+    folder = tmp_path_factory.mktemp("evaluations") / "untrained"
+    evaluate_lib.main([*config, f"--folder={folder}"])
+    return folder
 
 
 def test_the_untrained_model_is_where_the_run_began(done, untrained):
@@ -120,7 +108,7 @@ def test_a_checkpoint_and_its_export_are_where_the_run_ended(done, config, comma
     assert command(*config, f"--model={tmp_path / 'model'}", f"--folder={tmp_path / 'exported'}")[0] == 0
     exported = results(tmp_path / "exported")
     assert lines(tmp_path / "exported") == lines(tmp_path / "run") and exported["model"] == found["model"]
-    assert exported["benchmarks"] == found["benchmarks"] and exported["policy"] == "model, untrained"
+    assert exported["benchmarks"] == found["benchmarks"] and exported["policy"] == "model"
     assert not (done.workdir / "weights").exists() and not (tmp_path / "run" / "warm_start").exists()
 
 

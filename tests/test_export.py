@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.tiny_run import go, settings
+from tests.adapted_run import CHANGES
+from tests.tiny_run import settings
 from trace_jax import config as config_lib
 from trace_jax import saving, setup_run
 from trace_jax.assemble import assemble, prepare_policy
@@ -19,18 +20,14 @@ from trace_jax.export import export
 from trace_jax.models import folder as model_folder
 from trace_jax.train.checkpoint import Snapshot
 
-ADAPTED = {"lora.rank": 2, "model.fuse_projections": False, "steps": 1, "eval.every": 0, "optimizer.learning_rate": 0.1}
-
-
 def whole_policy(done):
     """The parameters of the whole policy at the end of a run."""
     return done.parts.trainer.full_params(done.parts.policy.params)
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("export")
-    return go(settings(ADAPTED | {"warm_start.cache": str(folder / "warm")}), folder / "run")
+def done(adapted_run):
+    return adapted_run
 
 
 def test_the_export_is_the_policy_with_its_adapters_merged(done, tmp_path):
@@ -45,7 +42,7 @@ def test_the_export_is_the_policy_with_its_adapters_merged(done, tmp_path):
 
 def test_a_run_can_start_from_an_export(done, tmp_path):
     export(done.workdir, tmp_path / "model", "float32")
-    config = settings(ADAPTED | {"model.path": str(tmp_path / "model")})
+    config = settings(CHANGES | {"model.path": str(tmp_path / "model")})
     parts = assemble(config, tmp_path / "next")
     own, new = (setup_run.make_tokenizer(c, parts.environment.task) for c in (done.config, parts.config))
     assert own.get_vocab() == new.get_vocab()
