@@ -393,7 +393,7 @@ def test_every_setting_is_read(critic, stateful, head, oracle, grpo, lookup, tre
 
     elsewhere = {*DATA_TASKS, "data", "chat"}  # tests/test_end_to_end_tasks.py reads these
     small = {name for name in fields(RunConfig()) if name.split(".")[0] not in elsewhere}
-    assert small - {"warm_start.pretrained"} == READ - {"warm_start.pretrained"}
+    assert small - {"warm_start.pretrained"} <= READ
 
 
 # Stopping and going on.
