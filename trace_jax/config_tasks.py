@@ -52,7 +52,7 @@ class MathConfig:
     """Mathematics with a Python tool (tasks/math). Training on DeepScaleR, 5 turns, 12 s a call: paper 6.2 and E.3."""
 
     train: str = "deepscaler"
-    eval_sets: tuple[str, ...] = ("aime24", "aime25", "amc", "math500", "minerva", "olympiadbench")
+    eval_sets: tuple[str, ...] = ("aime24", "aime25", "amc23", "math500", "minerva", "olympiadbench")
     max_turns: int = 5
     python_timeout: float = 12.0  # seconds of a call that names none
     python_workers: int = 4  # calls that run at the same time on this machine
