@@ -19,6 +19,7 @@ from trace_jax.tasks.math import answers, checker
 MAX_TEXT = 4000  # characters at a reply's end in which math-verify looks for an answer without a box
 RECYCLE = 2000  # comparisons after which a worker is replaced: sympy's caches grow
 GRACE = 15.0  # seconds beyond the deadline after which the pool itself counts as broken
+GIVEN_UP = ("timeout", "died", "error")
 CACHED = 8192  # latest pairs whose comparison is remembered
 _WARM = "trace_jax.tasks.math.warm"
 
@@ -82,8 +83,12 @@ class Grader:
         self.close()
 
     def _count(self, what: str) -> bool:
+        """Warns of the 1st, 10th, 100th, ... comparison that was given up: right answers may be among them."""
         with self._lock:
             self.counts[what] += 1
+            count = self.counts[what]
+        if what in GIVEN_UP and str(count).strip("0") == "1":
+            logging.warning("grader: %d answers are counted as wrong because their comparison ended so: %s", count, what)
         return False
 
     def _compare(self, answer: str, truth: str, bare: bool) -> bool:
