@@ -55,6 +55,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
             (["build", f"--corpus={bad}", f"--index={tmp_path}/i"], "bad.jsonl:1: has the keys body;"),
             (["build", f"--corpus={bad}", f"--index={index}"], "exists already"),
             (["build", f"--corpus={bad}", f"--index={tmp_path}/i", "--kind=e5", f"--model={tmp_path}"], "encoder"),
+            (["build", f"--corpus={bad}", f"--index={tmp_path}/i", "--kind=e5", "--batch_size=0"], "batch_size is 0"),
             (["serve", f"--index={tmp_path}"], "holds no index"),
             (["serve", f"--index={index}", f"--port={port}"], "in use"),
             (["serve", f"--index={index}", "--port=99999"], "port must be 0-65535"),
@@ -65,6 +66,21 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
             lines = [line for line in capsys.readouterr().err.splitlines() if "passages:" not in line and line]
             assert stop.value.code == 1 and len(lines) == 1, lines
             assert lines[0].startswith("error: ") and message in lines[0]
+
+
+def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch, capsys):
+    from trace_jax.retrieval import __main__ as command
+
+    def interrupted(path, **_):
+        yield Passage("T", "x")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.corpus, "read", interrupted)
+    monkeypatch.setattr(sys, "argv", ["retrieval", "build", "--corpus=wiki.jsonl", f"--index={tmp_path / 'index'}"])
+    with pytest.raises(SystemExit) as stop:
+        command.main()
+    assert (stop.value.code, list(tmp_path.iterdir())) == (130, [])
+    assert capsys.readouterr().err == "interrupted: nothing of the unfinished index was kept\n"
 
 
 def test_an_index_is_opened_by_its_kind(tmp_path):

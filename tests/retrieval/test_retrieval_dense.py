@@ -130,7 +130,9 @@ def test_a_damaged_index_is_one_line(encoder, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_what_is_missing_is_one_line(tmp_path, monkeypatch):
+def test_what_is_missing_is_one_line(tmp_path, monkeypatch, model):
+    with pytest.raises(dense.DenseError, match="the encoder .*bert cannot be loaded: "):
+        dense.Encoder(model, device="cuda:99")
     with pytest.raises(dense.DenseError, match="the encoder .*nowhere cannot be loaded: ") as error:
         dense.Encoder(str(tmp_path / "nowhere"))
     assert "\n" not in str(error.value)

@@ -77,6 +77,9 @@ def main() -> None:
     except (CorpusError, dense.DenseError, IndexFolderError, OSError, OverflowError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted: nothing of the unfinished index was kept", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -49,13 +49,16 @@ class Encoder:
         Args:
           model: folder of the model and its tokenizer (intfloat/e5-base-v2), or its name on the Hugging Face hub.
           device: of torch, "cpu" or "cuda"; half precision on the latter.
-        Raises DenseError where torch, transformers or the model are missing.
+          batch_size: texts embedded at once, at least 1.
+        Raises DenseError where torch, transformers, the model or the device are missing, and for no batch.
         """
+        if batch_size < 1:
+            raise DenseError(f"batch_size is {batch_size}, must be at least 1")
         self._torch, transformers = _library("torch"), _library("transformers")
         try:
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(model)
             self._model = transformers.AutoModel.from_pretrained(model).eval().to(device)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, AssertionError) as error:  # the last: a torch without that device
             raise DenseError(f"the encoder {model} cannot be loaded: {str(error).splitlines()[0]}") from error
         if device != "cpu":
             self._model = self._model.half()

@@ -71,8 +71,11 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     """
     folder = Path(folder)
     if not (folder / _TOKENIZER_FILE).is_file():
-        what = f"holds no tokenizer: {_TOKENIZER_FILE} is missing" if folder.is_dir() else "does not exist"
-        raise ValueError(f"model folder {folder} {what}; copy the tokenizer's files there")
+        if not folder.is_dir():
+            raise ValueError(f"model folder {folder} does not exist; download the model there, or name its folder")
+        raise ValueError(
+            f"model folder {folder} holds no tokenizer: {_TOKENIZER_FILE} is missing; copy the tokenizer's files there"
+        )
     try:
         # Not AutoTokenizer: for some architectures it takes only vocabulary and merges from the file.
         return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
