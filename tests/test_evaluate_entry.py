@@ -193,8 +193,10 @@ def test_a_part_of_the_prompts_then_all(config, command, untrained, tmp_path):
         (["--config.task=lookup"], "config.task 'arithmetic', here it is 'lookup'"),
     ],
 )
-def test_a_folder_of_other_settings_is_refused(config, command, untrained, tmp_path, flags, message):
+def test_a_folder_of_other_settings_is_refused(config, command, untrained, monkeypatch, tmp_path, flags, message):
+    """Before any parameters are made."""
     shutil.copytree(untrained, tmp_path / "there")
+    monkeypatch.setattr(evaluation, "assemble_sampler", None)
     one_line(command(*config, *flags, f"--folder={tmp_path / 'there'}"), message)
     assert lines(tmp_path / "there") == lines(untrained)
 

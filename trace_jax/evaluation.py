@@ -73,6 +73,7 @@ def run(request: Request) -> None:
         checkpoints = stack.enter_context(_checkpoints(request)) if request.workdir else None
         parts = prepare(request.config, training=request.training)
         plan = _plan(request, parts)
+        _check_begun(folder, plan)
         sampler = assemble_sampler(parts, request.folder, request.workdir, checkpoints)
         settings |= {"model": params_digest(sampler.params)}
         with _one_line("--folder"):
@@ -119,6 +120,14 @@ def _plan(request: Request, parts: Parts) -> list[_Benchmark]:
         lost = too_long.get(name, 0)
         plan.append(_Benchmark(name, prompts, samples, ks, records=len(available[name]) + lost, too_long=lost))
     return plan
+
+
+def _check_begun(folder: EvaluationFolder, plan: Sequence[_Benchmark]) -> None:
+    """Raises ConfigError where the folder holds samples that cannot be added to: before a model is loaded."""
+    for benchmark in plan:
+        if folder.has_outcomes(benchmark.name):
+            with _one_line("--folder"), contextlib.closing(folder.outcomes(benchmark.name)) as file:
+                session.missing(benchmark.prompts, benchmark.samples, file)
 
 
 async def _evaluate(

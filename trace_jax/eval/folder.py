@@ -51,8 +51,15 @@ class EvaluationFolder:
             _replace(self.path / SETTINGS, json.dumps(self._settings, indent=2) + "\n")
 
     def outcomes(self, benchmark: str) -> OutcomesFile:
-        """The file of a benchmark's outcomes. ValueError for one that cannot be read."""
-        return OutcomesFile(self.path / f"rollouts-{benchmark}.jsonl")
+        """The file of a benchmark's outcomes, made where it is missing. ValueError for one that cannot be read."""
+        return OutcomesFile(self._file(benchmark))
+
+    def has_outcomes(self, benchmark: str) -> bool:
+        """Whether a benchmark was begun here."""
+        return self._file(benchmark).exists()
+
+    def _file(self, benchmark: str) -> Path:
+        return self.path / f"rollouts-{benchmark}.jsonl"
 
     def figures(self) -> dict[str, Any]:
         """The figures of the benchmarks that were finished before, by name."""
