@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from tests import tiny_tasks
 from tests.tiny_run import bits, go, recording, timeless
-from trace_jax import config_checks
+from trace_jax import config_checks, evaluate
 from trace_jax import run as run_lib
 from trace_jax.config import ConfigError, RunConfig
 from trace_jax.config_tasks import DATA_TASKS
@@ -128,6 +129,18 @@ def test_one_step_and_one_more_are_two(math, folder):
     again = go(math.config, workdir)
     # the evaluation after the first half's last step is one more than the straight run has
     assert timeless(again.rows[2:]) == timeless(math.rows[2:]) and bits(again.parts) == bits(math.parts)
+
+
+def test_a_checkpoint_is_evaluated_by_its_command(multihop_qa, tmp_path):
+    """As the run itself did it at its end, with the paper's one sample of a prompt."""
+    evaluate.main([f"--workdir={multihop_qa.workdir}", f"--folder={tmp_path}", "--prompts=9"])
+    found = json.loads((tmp_path / "results.json").read_text())["benchmarks"]
+    figures, last = found["hotpotqa"], multihop_qa.rows[-1]
+    assert list(found) == ["hotpotqa"] and [figures[name] for name in ("records", "too_long", "prompts")] == [4, 0, 4]
+    assert (figures["samples"], figures["avg"]) == (1, last["eval/success"])
+    assert figures["generated_tokens"] == last["eval/generated_tokens"]
+    table = (tmp_path / "results.md").read_text()
+    assert "2Wiki" in table and "| multihop_qa, step 2 |" in table and "†" not in table
 
 
 def test_every_setting_of_the_families_is_read(math, multihop_qa, bfcl):
