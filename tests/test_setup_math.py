@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
-import json
 import socket
-import threading
 
 import pytest
 
+from tests.sandbox_stand_in import fusion, stand_in
 from tests.tiny_run import settings
 from trace_jax import setup_data_tasks
 from trace_jax.setup_data_tasks import Sets
 from trace_jax.tasks.chat.family import Reply, ToolCall
 
 RECORD = {"id": "m", "problem": "What is 6 * 7?", "answer": "42", "kind": "math", "group": ""}
-
-
-@contextlib.contextmanager
-def service(stdout):
-    """A server that answers every call with this output; yields its URL and the code that it was sent."""
-    codes = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            codes.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["code"])
-            result = {"status": "Finished", "return_code": 0, "stdout": stdout, "stderr": ""}
-            body = json.dumps({"status": "Success", "message": "", "run_result": result}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", codes
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def math(url, monkeypatch):
@@ -55,11 +24,11 @@ def math(url, monkeypatch):
 
 
 def test_calls_go_to_the_service(monkeypatch):
-    with service("42\n") as (url, codes):
+    with stand_in((200, fusion(stdout="42\n"))) as (url, requests):
         family = math(url, monkeypatch)
         call = ToolCall("python", {"code": "x = 3"})
         (message,) = family.react(family.ask(RECORD).state, Reply("", (call,))).messages
-    assert message.content == "42" and codes == ["print(6 * 7)", "x = 3"]
+    assert message.content == "42" and [sent["code"] for _, sent in requests] == ["print(6 * 7)", "x = 3"]
 
 
 def test_a_service_that_is_down_or_runs_nothing_is_refused_at_the_start(monkeypatch):
@@ -68,5 +37,6 @@ def test_a_service_that_is_down_or_runs_nothing_is_refused_at_the_start(monkeypa
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(ValueError, match=f"python_url: the sandbox service {url} failed: .*refused"):
             math(url, monkeypatch)
-    with service("") as (url, _), pytest.raises(ValueError, match="python_url: the service does not run Python code"):
-        math(url, monkeypatch)
+    with stand_in((200, fusion(stdout=""))) as (url, _):
+        with pytest.raises(ValueError, match="python_url: the service does not run Python code"):
+            math(url, monkeypatch)

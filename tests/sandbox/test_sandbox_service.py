@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import os
 import signal
@@ -17,48 +16,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.sandbox_stand_in import fusion, stand_in
 from trace_jax.sandbox.result import Execution, Limits
 from trace_jax.sandbox.server import reply
 from trace_jax.sandbox.service import PythonService, read_reply
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(output_bytes=1000, code_bytes=10_000)
-
-
-@contextlib.contextmanager
-def stand_in(*answers, delay: float = 0.0):
-    """A server that gives these (status, body) in turn, the last again and again; yields its url and its requests."""
-    requests = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            requests.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            time.sleep(delay)
-            status, body = answers[min(len(requests), len(answers)) - 1]
-            with contextlib.suppress(BrokenPipeError):
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", requests
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def fusion(status="Success", run_status="Finished", code=0, stdout="", stderr="", **more) -> bytes:
-    """A reply in SandboxFusion's words."""
-    result = {"status": run_status, "execution_time": 0.1, "return_code": code, "stdout": stdout, "stderr": stderr}
-    return json.dumps({"status": status, "message": "", "compile_result": None, "run_result": result, **more}).encode()
 
 
 GOOD = (200, fusion(stdout="1\n"))
