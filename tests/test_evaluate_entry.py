@@ -294,6 +294,10 @@ def test_settings_that_decide_numbers():
     assert decided(**searched) != decided(task="multihop_qa")  # the records are what is searched
     served = {"task": "multihop_qa", "multihop_qa.search_url": "http://a:1"}
     assert decided(**(searched | served)) == decided(**served)
+    moved = served | {"multihop_qa.search_url": "http://b:2"}
+    assert decided(**moved) == decided(**served)  # a service may move, but it is not the records
+    name = "config.multihop_qa.search_url"
+    assert (decided(**served)[name], decided(task="multihop_qa")[name]) == ("of a service", None)
 
 
 def test_only_the_data_sets_that_are_asked_for_are_loaded(command, monkeypatch, tmp_path):

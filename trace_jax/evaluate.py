@@ -179,6 +179,8 @@ def decisive(config: RunConfig) -> dict[str, Any]:
         for name, value in values.items()
         if name not in idle
     }
+    if config.task == "multihop_qa":  # a service may move; what it searches is its own affair
+        flat["config.multihop_qa.search_url"] = None if _searches_records(config) else "of a service"
     return {"config.task": config.task, "config.engine": config.engine} | flat
 
 
