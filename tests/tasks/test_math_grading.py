@@ -190,7 +190,7 @@ def test_a_comparison_that_raises_is_wrong_and_counted(grader, monkeypatch, capl
         patch.setattr(checker, "equal", json.loads)  # called with four strings and numbers: TypeError in the worker
         assert not any(grader.equal("x+1", "1+x") for _ in range(11))
     assert grader.counts["error"] == 11
-    told = "grader: {} answers are counted as wrong because their comparison ended so: error".format
+    told = "grader: {} answers count as wrong because their comparison ended so: error".format
     assert [record.getMessage() for record in caplog.records] == [told(1), told(10)]
     assert grader.equal("x+1", "1+x")  # failures are not remembered
 

@@ -88,7 +88,7 @@ class Grader:
             self.counts[what] += 1
             count = self.counts[what]
         if what in GIVEN_UP and str(count).strip("0") == "1":
-            logging.warning("grader: %d answers are counted as wrong because their comparison ended so: %s", count, what)
+            logging.warning("grader: %d answers count as wrong because their comparison ended so: %s", count, what)
         return False
 
     def _compare(self, answer: str, truth: str, bare: bool) -> bool:
