@@ -58,6 +58,18 @@ class _Benchmark:
     too_long: int  # of them, those that no prompt is made of
 
 
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """An evaluation that is ready to begin."""
+
+    request: Request
+    folder: EvaluationFolder
+    settings: Mapping[str, Any]  # what the folder keeps
+    parts: Parts
+    sampler: Sampler
+    plan: Sequence[_Benchmark]
+
+
 def run(request: Request) -> None:
     """Samples what is missing, then writes and prints figures and tables.
 
@@ -78,7 +90,7 @@ def run(request: Request) -> None:
         settings |= {"model": params_digest(sampler.params)}
         with _one_line("--folder"):
             folder.begin(settings)
-        asyncio.run(_evaluate(request, folder, settings, parts, sampler, plan, interruption))
+        asyncio.run(_evaluate(_Work(request, folder, settings, parts, sampler, plan), interruption))
 
 
 @contextlib.contextmanager
@@ -130,38 +142,24 @@ def _check_begun(folder: EvaluationFolder, plan: Sequence[_Benchmark]) -> None:
                 session.missing(benchmark.prompts, benchmark.samples, file)
 
 
-async def _evaluate(
-    request: Request,
-    folder: EvaluationFolder,
-    settings: Mapping[str, Any],
-    parts: Parts,
-    sampler: Sampler,
-    plan: Sequence[_Benchmark],
-    interruption: Interruption,
-) -> None:
+async def _evaluate(work: _Work, interruption: Interruption) -> None:
     """The evaluation's one event loop; ends early, with a line, when a signal asks for it."""
-    work = asyncio.create_task(_benchmarks(request, folder, settings, parts, sampler, plan))
-    with interruption.calls(asyncio.get_running_loop(), work.cancel):
+    running = asyncio.create_task(_benchmarks(work))
+    with interruption.calls(asyncio.get_running_loop(), running.cancel):
         try:
-            await work
+            await running
         except asyncio.CancelledError:
             if not interruption.asked:
                 raise
         finally:
-            await sampler.engine.close()
+            await work.sampler.engine.close()
 
 
-async def _benchmarks(
-    request: Request,
-    folder: EvaluationFolder,
-    settings: Mapping[str, Any],
-    parts: Parts,
-    sampler: Sampler,
-    plan: Sequence[_Benchmark],
-) -> None:
+async def _benchmarks(work: _Work) -> None:
     """One benchmark after the other, figures and tables on disk after each."""
-    label, served, figures = _label(request, sampler), False, folder.figures()
-    for benchmark in plan:
+    folder, sampler = work.folder, work.sampler
+    label, served, figures = _label(work.request, sampler), False, folder.figures()
+    for benchmark in work.plan:
         with _one_line("--folder"):
             file = folder.outcomes(benchmark.name)
         with contextlib.closing(file):
@@ -169,32 +167,25 @@ async def _benchmarks(
                 left = session.missing(benchmark.prompts, benchmark.samples, file)
             if left and not served:
                 await sampler.engine.set_weights(sampler.params, sampler.step)
-                await sampler.engine.preload(parts.environment.trunk)
+                await sampler.engine.preload(work.parts.environment.trunk)
                 served = True
-            await _sample(request, parts, sampler, benchmark, left, file)
+            await _sample(work, benchmark, left, file)
             found = [file.outcomes[prompt.uid] for prompt in benchmark.prompts]
         whole = {"records": benchmark.records, "too_long": benchmark.too_long}
         figures[benchmark.name] = whole | outcomes.summary(found, benchmark.ks)
         _warn(benchmark.name, found)
-        document = _about(request, settings, label, sampler.step) | {"benchmarks": figures}
+        document = _about(work, label) | {"benchmarks": figures}
         folder.write(document, paper_table.tables(figures, label, markdown=True))
     print(f"\n{paper_table.tables(figures, label)}\n\nfigures: {os.path.relpath(folder.path / RESULTS)}")
 
 
-async def _sample(
-    request: Request,
-    parts: Parts,
-    sampler: Sampler,
-    benchmark: _Benchmark,
-    left: Sequence[Prompt],
-    file: OutcomesFile,
-) -> None:
+async def _sample(work: _Work, benchmark: _Benchmark, left: Sequence[Prompt], file: OutcomesFile) -> None:
     """Samples the prompts that are left, with a progress bar."""
-    config, bar = parts.config, _Bar(benchmark, left, file)
+    sampler, config, bar = work.sampler, work.parts.config, _Bar(benchmark, left, file)
     sampling = Sampling(
         limits=sampler.limits,
         temperature=config.sampling.temperature,
-        seed=request.seed,
+        seed=work.request.seed,
         stream=keys.Stream.EVAL,
         step=0,
         salt=str(sampler.step),
@@ -205,7 +196,7 @@ async def _sample(
         with contextlib.closing(bar):
             await session.sample(
                 sampler.engine,
-                parts.environment,
+                work.parts.environment,
                 left,
                 benchmark.samples,
                 file,
@@ -257,16 +248,16 @@ def _label(request: Request, sampler: Sampler) -> str:
     return Path(path).name if path else f"{request.config.task}, untrained"
 
 
-def _about(request: Request, settings: Mapping[str, Any], label: str, step: int) -> dict[str, Any]:
+def _about(work: _Work, label: str) -> dict[str, Any]:
     """What the figures are figures of."""
-    content = json.dumps(request.decisive, sort_keys=True)
+    content = json.dumps(work.request.decisive, sort_keys=True)
     return {
         "policy": label,
-        "step": step,
-        "model": settings["model"],
-        "seed": request.seed,
+        "step": work.sampler.step,
+        "model": work.settings["model"],
+        "seed": work.request.seed,
         "config_digest": hashlib.blake2b(content.encode(), digest_size=8).hexdigest(),
-        "settings": dict(settings),
+        "settings": dict(work.settings),
     }
 
 
