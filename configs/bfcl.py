@@ -51,7 +51,7 @@ def get_config(arguments: str = ""):
     config.loss.advantage = "tree_grpo"  # paper E.4: "for stable training"; GRPO and PCL have GRPO's own
     if model == "tiny":
         paper.shrink(config, prompt=2496, response=832, turn=96, observation=160, prompts=4)
-        paper.imitate(config, steps=6, demonstrations=2)
+        paper.imitate(config, steps=5, demonstrations=1)
         config.model.remat = True
         config.bfcl.categories = ("base",)
         config.local.update(slots=4, cache_rows=16, prefill_rows=1, prefill_chunk=256)

@@ -24,12 +24,12 @@ def prepare_all(given: Path, out: Path) -> Path:
     """
     prepare("deepscaler", out, data_dir=given / "math_train.json")
     prepare("math500", out, data_dir=given / "math500.json")
-    prepare("hotpotqa", out, data_dir=_hotpotqa(given / "hotpotqa_distractor_sample.json", out / "hotpotqa_parts"))
+    prepare("hotpotqa", out, data_dir=split_hotpotqa(given / "hotpotqa_distractor_sample.json", out / "hotpotqa_parts"))
     prepare("bfcl_base", out)
     return out
 
 
-def _hotpotqa(sample: Path, folder: Path) -> Path:
+def split_hotpotqa(sample: Path, folder: Path) -> Path:
     """Writes the sample as two files with the official names; what is held out is not trained on."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = json.loads(sample.read_text())

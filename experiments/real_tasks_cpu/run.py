@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
 from experiments import runs
-from experiments.real_tasks_cpu import checks, data, report, server, tiny, trees
+from experiments.real_tasks_cpu import checks, data, report, server, tiny
 
 HERE = Path(__file__).resolve().parent
 
@@ -26,7 +28,7 @@ def main() -> None:
         for task in arguments.tasks.split(","):
             for engine in arguments.engines.split(","):
                 _run(arguments.workdir, arguments.raw, task, engine)
-            trees.keep(arguments.raw / f"{task}.trees.json", arguments.workdir, task)
+            _keep_trees(arguments.workdir, arguments.raw / f"{task}.trees.json", task)
         checks.run_all(arguments.raw)
     report.write(arguments.raw, arguments.raw.parent)
 
@@ -52,6 +54,17 @@ def _run(workdir: Path, raw: Path, task: str, engine: str) -> None:
             url = stack.enter_context(server.serve(workdir / f"{name}-server", flags))
             flags += ["--config.engine=sglang", f"--config.sglang.urls={url}"]
         runs.run_one(workdir, raw, name, flags)
+
+
+def _keep_trees(workdir: Path, path: Path, task: str) -> None:
+    """Samples the trees of a run's first step in a process of its own, unless they are there."""
+    if path.exists():
+        return
+    print(f"{path.stem} ...", flush=True)
+    command = [sys.executable, "-m", "experiments.real_tasks_cpu.trees"]
+    command += [f"--task={task}", f"--workdir={workdir}", f"--out={path.absolute()}"]
+    with (runs.ROOT / workdir / f"{path.stem}.log").open("w") as log:
+        subprocess.run(command, cwd=runs.ROOT, stdout=log, stderr=log, check=True)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +19,6 @@ from trace_jax.loop import Run
 from trace_jax.types import Finish, NodeKind, RolloutTree, Stage
 
 CALL = "<tool_call>"  # how a call begins in the format of these runs
-
-
-def keep(path: Path, workdir: Path, task: str) -> None:
-    """Samples the trees in a process of its own and writes them to `path`, unless they are there."""
-    if path.exists():
-        return
-    command = [sys.executable, "-m", "experiments.real_tasks_cpu.trees"]
-    print(f"{path.stem} ...", flush=True)
-    command += [f"--task={task}", f"--workdir={workdir}", f"--out={path.absolute()}"]
-    with (ROOT / workdir / f"{task}-trees.log").open("w") as log:
-        subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=True)
 
 
 def main() -> None:

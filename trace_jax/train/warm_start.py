@@ -27,6 +27,7 @@ from trace_jax.tree.credit import Credit
 from trace_jax.types import Finish, PackedBatch, Prompt, RolloutTree, Stage, Turn
 
 _RECORD = "warm_start.json"
+_LOGIT_CHUNK = 512  # positions of a row whose logits exist at once; those of a large vocabulary are large
 Encode = Callable[[str], np.ndarray]
 
 
@@ -93,7 +94,7 @@ def train(
         supervised_loss,
         mesh,
         temperature=1.0,
-        chunk=settings.row_length,
+        chunk=min(settings.row_length, _LOGIT_CHUNK),
         micro_rows=settings.micro_rows,
         rescore=False,
     )
