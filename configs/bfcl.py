@@ -52,7 +52,7 @@ def get_config(arguments: str = ""):
     if model == "tiny":
         paper.shrink(config, prompt=2496, response=832, turn=96, observation=160, prompts=4)
         paper.imitate(config, steps=5, demonstrations=1)
-        config.model.remat = True
+        config.model.update(scan_layers=True, remat=True)  # a row of 3,328 tokens: one layer at a time in memory
         config.bfcl.categories = ("base",)
         config.local.update(slots=4, cache_rows=16, prefill_rows=1, prefill_chunk=256)
         config.sampling.concurrency = 4
