@@ -249,7 +249,7 @@ def test_several_start_together_and_stop_together(program):
     with Servers(programs, start_timeout=30) as servers:
         servers.start(lambda seconds, ready: seen.append(ready))
         assert all(answers(p.url) for p in programs)
-        assert seen[0] == 0 and seen == sorted(seen)
+        assert seen and seen == sorted(seen) and set(seen) <= {0, 1, 2, 3}  # how many are ready
     assert not any(answers(p.url) for p in programs)
 
 
