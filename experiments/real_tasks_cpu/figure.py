@@ -15,7 +15,9 @@ _KINDS = {  # what a node is: colour, marker, label
     "wrong": ("tab:red", "X", "end: no success"),
 }
 _TITLES = {"math": "math: python", "multihop_qa": "multi-hop QA: search", "bfcl": "BFCL: functions"}
-_ENGINES = {"local": ("-", "o", "in process"), "sglang": ("--", "s", "SGLang server")}
+_ENGINES = {"local": ("", "in process"), "sglang": ("///", "SGLang server")}
+_COUNTS = {"tool_calls": ("tab:blue", "calls"), "continuations": ("tab:orange", "forks")}
+_BAR = 0.2  # of the distance between two steps
 
 
 def draw(runs: Mapping[tuple[str, str], list[dict]], trees: Mapping[str, Sequence[Tree]], path: Path) -> None:
@@ -33,19 +35,21 @@ def draw(runs: Mapping[tuple[str, str], list[dict]], trees: Mapping[str, Sequenc
             title += f"\n{sum(s == 'CONTINUATION' for s in leaf_stages(tree))} forks of a prompt's first step"
         above.set_title(title)
         above.set_axis_off()
-        for engine, (line, marker, label) in _ENGINES.items():
+        bars = [(engine, name) for engine in _ENGINES for name in _COUNTS]
+        for place, (engine, name) in enumerate(bars):
             steps = [row for row in runs.get((task, engine), []) if row["step"] > 0]
-            for name, color, what in (("tool_calls", "tab:blue", "calls"), ("continuations", "tab:orange", "forks")):
-                y = [row[f"rollout/{name}"] for row in steps]
-                below.plot([row["step"] for row in steps], y, line, marker=marker, color=color, label=f"{what}, {label}")
-        below.set(xlabel="step", xticks=(1, 2, 3), ylim=(0, None))
-        below.grid(alpha=0.3)
+            (hatch, where), (color, what) = _ENGINES[engine], _COUNTS[name]
+            x = [row["step"] + (place - 1.5) * _BAR for row in steps]
+            y = [row[f"rollout/{name}"] for row in steps]
+            below.bar(x, y, _BAR, color=color, hatch=hatch, edgecolor="white", label=f"{what}, {where}")
+        below.set(xlabel="step", xticks=(1, 2, 3), xlim=(0.5, 3.5))
+        below.grid(axis="y", alpha=0.3)
     handles = [
         plt.Line2D([], [], color=color, marker=marker, linestyle="", label=label)
         for color, marker, label in _KINDS.values()
     ] + [plt.Line2D([], [], color=color, label=label) for label, color in (("rollout", "gray"), ("fork", "tab:orange"))]
     fig.legend(handles=handles, loc="upper center", ncol=len(handles), frameon=False)
-    grid[1][0].legend(fontsize=8)
+    grid[1][0].legend(fontsize=8, loc="upper right")
     fig.tight_layout(rect=(0, 0, 1, 0.95))
     fig.savefig(path, dpi=110)
     plt.close(fig)
