@@ -76,7 +76,7 @@ def test_an_early_interrupt_is_no_failure(command, monkeypatch, capsys):
         (GOOD[:1], "give --config=configs/quickstart.py and --workdir=FOLDER"),
         (GOOD[1:2], "give --config=configs/quickstart.py and --workdir=FOLDER"),
         ((*GOOD, "more"), "'more' is not a flag; settings are given as --config.NAME=VALUE"),
-        ((*GOOD, "--config.task=chess"), "config.task is 'chess'; choose one of arithmetic, lookup, math"),
+        ((*GOOD, "--config.task=chess"), "config.task is 'chess'; choose one of arithmetic, lookup, math, multihop_qa, bfcl"),
         ((*GOOD, "--config.loss.cliplow=1"), "--config.loss.cliplow is not a setting; did you mean clip_low?"),
     ],
 )
