@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -42,7 +43,10 @@ def run_all(arguments: argparse.Namespace, flags: Callable[[str, str, str], list
 
 
 def run_one(workdir: Path, raw: Path, name: str, flags: list[str]) -> None:
-    """Runs one training in a process of its own, unless its metrics are there already, and keeps them as raw/NAME."""
+    """Runs one training in a process of its own, unless its metrics are there already, and keeps them as raw/NAME.
+
+    Raises RuntimeError for one that was stopped, CalledProcessError for one that failed.
+    """
     kept = raw / f"{name}.jsonl"
     if kept.exists():
         return
@@ -55,7 +59,9 @@ def run_one(workdir: Path, raw: Path, name: str, flags: list[str]) -> None:
     print(f"{name} ...", flush=True)
     with (workdir / f"{name}.log").open("w") as log:
         subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=True)
-    rows = read_jsonl(folder / "metrics.jsonl")
+    rows, settings = read_jsonl(folder / "metrics.jsonl"), json.loads((folder / "config.json").read_text())
+    if not rows or rows[-1]["step"] < settings["steps"]:  # a signal ends a run with a checkpoint and without an error
+        raise RuntimeError(f"{name} was stopped before its last step; the same command goes on")
     shutil.copy(folder / "config.json", raw / f"{name}.config.json")
     shutil.copy(folder / "metrics.jsonl", kept)
     print(f"{name}: success {rows[0]['eval/success']:.3f} -> {rows[-1]['eval/success']:.3f}, {time.time() - begin:.0f} s")
