@@ -1,4 +1,4 @@
-"""Speed limits of the root allocator, on one core."""
+"""Speed limits of the root allocator, on one core: seconds of processor time, so that other work does not count."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_root_allocation_is_fast(pool, size, total, limit):
     v = POOLS[pool](rng, size)
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.thread_time()
         m = allocate_roots(v, total, rng=rng)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.thread_time() - start)
         assert m.sum() == total
     assert statistics.median(seconds) < limit, seconds
