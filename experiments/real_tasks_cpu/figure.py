@@ -49,8 +49,8 @@ def draw(runs: Mapping[tuple[str, str], list[dict]], trees: Mapping[str, Sequenc
         for color, marker, label in _KINDS.values()
     ] + [plt.Line2D([], [], color=color, label=label) for label, color in (("rollout", "gray"), ("fork", "tab:orange"))]
     fig.legend(handles=handles, loc="upper center", ncol=len(handles), frameon=False)
-    grid[1][0].legend(fontsize=8, loc="upper right")
-    fig.tight_layout(rect=(0, 0, 1, 0.95))
+    fig.legend(*grid[1][0].get_legend_handles_labels(), loc="lower center", ncol=len(_ENGINES) * 2, frameon=False)
+    fig.tight_layout(rect=(0, 0.05, 1, 0.95))
     fig.savefig(path, dpi=110)
     plt.close(fig)
 
