@@ -33,7 +33,7 @@ def handmade(*turns: tuple[str, list[str]], classes: tuple[str, ...] = ("Gorilla
         "id": "multi_turn_base_7",
         "category": "multi_turn_base",
         "turns": [[{"role": "user", "content": text}] if text else [] for text, _ in turns],
-        "initial_config": {"GorillaFileSystem": {"root": {"work": {"type": "directory", "contents": files}}}},
+        "initial_config": {"GorillaFileSystem": {"root": {"desk": {"type": "directory", "contents": files}}}},
         "involved_classes": list(classes),
         "excluded_functions": [],
         "missed_functions": {},

@@ -45,7 +45,7 @@ def test_an_episode_by_hand():
     assert [(message.role, message.content) for message in reaction.messages] == [("user", "Go down.")]
     reaction = FAMILY.react(reaction.state, calls(("cd", {"folder": "deep"})))
     reaction = FAMILY.react(reaction.state, calls(("pwd", {})))
-    assert reaction.messages[0].content == '{"current_working_directory": "/work/deep"}'
+    assert reaction.messages[0].content == '{"current_working_directory": "/desk/deep"}'
     assert FAMILY.score(reaction.state).success == 0.0  # the user turn is still open
     reaction = FAMILY.react(reaction.state, Reply("You are there."))
     assert reaction.done and reaction.messages == () and FAMILY.score(reaction.state).success == 1.0
