@@ -79,7 +79,7 @@ def test_what_cannot_be_carried_out_is_told():
         "Error during execution: no JSON",
         "Error during execution: there is no function 'post_tweet'",
         "Error during execution: GorillaFileSystem.cd() got an unexpected keyword argument 'where'",
-        '{"current_working_directory": "/work"}',
+        '{"current_working_directory": "/desk"}',
     ]
     assert (reaction.tool_calls, reaction.done) == (2, False)
     assert reaction.state.steps == (("refused()", "cd(where='deep')", "pwd()"),)
