@@ -11,7 +11,7 @@ from experiments.real_tasks_cpu import data, figure, report, tiny
 from experiments.real_tasks_cpu.escape_list import ESCAPES
 
 FOLDER = Path(report.__file__).parent
-RUNS = list(report.load(FOLDER / "raw"))
+RUNS = [(task, engine) for task in tiny.TASKS for engine in tiny.STEPS]
 ROWS = [
     {"step": 0, "eval/success": 0.25},
     {"step": 1, "rollout/success": 0.5, "rollout/tool_calls": 4, "rollout/errors": 0, "time/step": 30.0},
@@ -105,7 +105,6 @@ def test_the_published_numbers_come_from_the_raw_files(tmp_path):
 
 def test_the_published_results_are_complete_and_clean():
     found = published()
-    assert {(task, "local") for task in tiny.TASKS} | {("math", "sglang"), ("multihop_qa", "sglang")} <= set(RUNS)
     required = ("steps", "success", "format_valid_share", "tool_calls", "forks", "seconds_per_step")
     assert {f"{task}/{name}" for task in tiny.TASKS for name in required} <= set(found)
     assert {f"{task}/{engine}/{name}" for task, engine in RUNS for name in report.COLUMNS} <= set(found)
