@@ -181,6 +181,14 @@ def test_a_resumed_run_may_change_what_does_not_change_a_step():
     assert config_lib.fingerprint(moved) == config_lib.fingerprint(base)
     for change in ({"seed": 1}, {"task": "lookup"}, {"loss": dataclasses.replace(base.loss, clip_low=0.1)}):
         assert config_lib.fingerprint(dataclasses.replace(base, **change)) != config_lib.fingerprint(base)
+    # What only another task reads changes nothing; where a service runs doesn't either.
+    other = {"math": dataclasses.replace(base.math, max_turns=9), "chat": dataclasses.replace(base.chat, shots=1)}
+    assert config_lib.fingerprint(dataclasses.replace(base, **other)) == config_lib.fingerprint(base)
+    math = dataclasses.replace(base, task="math")
+    assert config_lib.fingerprint(dataclasses.replace(math, chat=other["chat"])) != config_lib.fingerprint(math)
+    assert config_lib.fingerprint(dataclasses.replace(math, math=other["math"])) != config_lib.fingerprint(math)
+    served = dataclasses.replace(base.math, python_url="http://127.0.0.1:1", python_workers=1)
+    assert config_lib.fingerprint(dataclasses.replace(math, math=served)) == config_lib.fingerprint(math)
     cosine = dataclasses.replace(base, optimizer=dataclasses.replace(base.optimizer, schedule="warmup_cosine"))
     # A cosine ends with the run, so its length is part of what a step computes.
     assert config_lib.fingerprint(dataclasses.replace(cosine, steps=99)) != config_lib.fingerprint(cosine)

@@ -17,6 +17,8 @@ from typing import Any
 from ml_collections import config_dict
 
 from trace_jax.config_tasks import (
+    DATA_TASKS,
+    SMALL_TASKS,
     ArithmeticConfig,
     BfclConfig,
     ChatConfig,
@@ -324,6 +326,9 @@ def fingerprint(config: RunConfig) -> dict[str, Any]:
     del settings["data"]["folder"], settings["multihop_qa"]["search_url"]
     for name in ("python_workers", "python_url", "check_workers"):
         del settings["math"][name]
+    idle = {*SMALL_TASKS, *DATA_TASKS, *(("data", "chat") if config.task in SMALL_TASKS else ())} - {config.task}
+    for name in idle:  # nothing reads them
+        del settings[name]
     if config.optimizer.schedule == "warmup_cosine":
         settings["steps"] = config.steps  # the schedule ends with the run
     return settings
