@@ -39,6 +39,14 @@ def alive(pid: int) -> bool:
         return False
 
 
+def parent_of(pid: int) -> int | None:
+    """The parent of a process, None for one that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
 def wait_until(condition, seconds: float = 10.0) -> bool:
     deadline = time.monotonic() + seconds
     while not (true := condition()) and time.monotonic() < deadline:
@@ -206,11 +214,10 @@ def test_a_call_waits_for_a_worker_as_long_as_its_patience():
 def test_a_worker_that_dies_is_replaced(pool):
     """Kills both workers (children of the nursery): one has a call, the other waits for one."""
     nursery = pool._nursery.pid
-    parent = lambda pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         call = threads.submit(pool.run, "import time; time.sleep(60)", 90.0)
         time.sleep(1.0)
-        workers = [pid for pid in descendants(nursery) if parent(pid) == nursery]
+        workers = [pid for pid in descendants(nursery) if parent_of(pid) == nursery]
         for pid in workers:
             os.kill(pid, signal.SIGKILL)
         assert call.result(60).end == "killed"

@@ -73,8 +73,16 @@ def exists(pid: int) -> bool:
     """Whether a process lives; one that has ended and waits for its parent does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it was gone before, or went while it was read
         return False
+
+
+def group_of(pid: int) -> int | None:
+    """The process group of a process, None for one that is gone."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def wait_for(condition, seconds: float = 20.0) -> None:
@@ -151,7 +159,7 @@ def test_what_a_dead_server_leaves_behind_is_ended(start):
     server = start("leaves")
     wait_for(lambda: server.exit_status == 5)
     living = [pid for entry in Path("/proc").glob("[0-9]*") if exists(pid := int(entry.name))]
-    members = [pid for pid in living if os.getpgid(pid) == server.pid]
+    members = [pid for pid in living if group_of(pid) == server.pid]
     assert len(members) == 1
     server.kill()
     assert not exists(members[0])

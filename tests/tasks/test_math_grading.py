@@ -209,7 +209,10 @@ def test_a_grader_that_nobody_holds_is_closed():
     assert Path(f"/proc/{worker}").exists()
     del grader
     gc.collect()
-    assert not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text()
+    try:
+        assert "Z" in Path(f"/proc/{worker}/stat").read_text()  # ended, and not yet waited for
+    except OSError:
+        pass  # gone
 
 
 def test_workers_are_limited():
