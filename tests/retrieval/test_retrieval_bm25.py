@@ -1,4 +1,3 @@
-import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.bm25_formula import formula
 from trace_jax.retrieval import bm25
 from trace_jax.retrieval.base import CorpusError, IndexFolderError, Passage
 
@@ -22,21 +22,6 @@ PASSAGES = [
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
     return bm25.build(PASSAGES, tmp_path_factory.mktemp("bm25") / "index", source="rivers")
-
-
-def formula(documents, query):
-    """Scores by the published formula over lists of words, k1 = 1.5, b = 0.75, written as loops."""
-    mean = sum(map(len, documents)) / len(documents)
-    scores = []
-    for document in documents:
-        score = 0.0
-        for word in query:
-            n = sum(word in other for other in documents)
-            f = document.count(word)
-            idf = math.log(1 + (len(documents) - n + 0.5) / (n + 0.5))
-            score += idf * f / (f + 1.5 * (0.25 + 0.75 * len(document) / mean))
-        scores.append(score)
-    return scores
 
 
 # --- words

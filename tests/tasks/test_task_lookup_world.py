@@ -1,30 +1,15 @@
-import math
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from tests.bm25_formula import formula
 from trace_jax.tasks.lookup import names
 from trace_jax.tasks.lookup import world as worlds
 from trace_jax.tasks.lookup.search import SearchIndex
 
 WORLD = worlds.build_world(np.random.default_rng(0))
-
-
-def bm25(documents, query):
-    """Scores by the published formula, k1 = 1.5, b = 0.75, idf = ln(1 + (N - n + .5) / (n + .5)), written as loops."""
-    mean = sum(map(len, documents)) / len(documents)
-    scores = []
-    for document in documents:
-        score = 0.0
-        for word in query:
-            n = sum(word in other for other in documents)
-            f = document.count(word)
-            idf = math.log(1 + (len(documents) - n + 0.5) / (n + 0.5))
-            score += idf * f / (f + 1.5 * (1 - 0.75 + 0.75 * len(document) / mean))
-        scores.append(score)
-    return scores
 
 
 # --- search
@@ -37,7 +22,7 @@ def test_ranking_equals_the_formula():
     index = SearchIndex(documents)
     for _ in range(50):
         query = [words[j] for j in rng.integers(12, size=rng.integers(1, 4))]
-        scores = bm25(documents, query)
+        scores = formula(documents, query)
         found = index.search(query, 5)
         for place, number in enumerate(found):  # of the documents not yet listed none scores higher, noise aside
             rest = [score for i, score in enumerate(scores) if i not in found[:place]]

@@ -34,7 +34,8 @@ def installed_folder() -> Path:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise DataError(
-            "bfcl-eval is not installed: pip install --no-deps bfcl-eval, or give --data_dir, a copy of its data folder"
+            "bfcl-eval is not installed: pip install --no-deps bfcl-eval==2026.3.23, or give --data_dir, a copy of its "
+            "data folder"
         )
     return Path(spec.origin).parent / "data"
 

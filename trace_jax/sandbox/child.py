@@ -187,6 +187,6 @@ def _finish(status: int) -> int:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
             stream.flush()
-        except Exception:
+        except Exception:  # the code may have put anything in the place of a stream
             status = status or STATUS_ERROR
     return status
