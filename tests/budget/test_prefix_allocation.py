@@ -113,7 +113,9 @@ def test_zero_budget_and_no_anchors():
     [
         ([0.5, 1.01], 2, r"agreement\[1\] is 1.01, outside \[0, 1\]"),
         ([float("nan")], 2, r"agreement\[0\] is nan"),
-        ([[0.5]], 2, r"agreement has shape \(1, 1\)"),
+        ([[[0.5]]], 2, r"agreement has shape \(1, 1, 1\)"),
+        (np.ones((0, 1)), 2, r"agreement has shape \(0, 1\)"),
+        ([[0.5], [1.5]], 2, r"agreement\[1, 0\] is 1.5"),
         ([0.5], -1, "total is -1"),
     ],
 )

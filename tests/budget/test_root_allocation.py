@@ -242,7 +242,9 @@ def test_no_preference_without_ties():
         ([0.5, 1.2], 4, None, r"success_probability\[1\] is 1.2, outside \[0, 1\]"),
         ([-0.1, 0.2], 4, None, r"success_probability\[0\] is -0.1"),
         ([0.1, 0.2, float("nan")], 4, None, r"success_probability\[2\] is nan"),
-        ([[0.5, 0.5]], 4, None, r"success_probability has shape \(1, 2\)"),
+        ([[[0.5, 0.5]]], 4, None, r"success_probability has shape \(1, 1, 2\)"),
+        (np.ones((0, 2)), 4, None, r"success_probability has shape \(0, 2\)"),
+        ([[0.5, 0.5], [0.5, 1.2]], 4, None, r"success_probability\[1, 1\] is 1.2"),
         (0.5, 4, None, r"success_probability has shape \(\)"),
     ],
 )

@@ -17,10 +17,25 @@ def probability_vector(name: str, values: ArrayLike) -> np.ndarray:
     vector = np.asarray(values, dtype=np.float64)
     if vector.ndim != 1:
         raise ValueError(f"{name} has shape {vector.shape}; pass a vector with one probability per entry")
-    bad = np.flatnonzero(~((vector >= 0) & (vector <= 1)))  # written so that NaN counts as outside
+    return probability_draws(name, vector)
+
+
+def probability_draws(name: str, values: ArrayLike) -> np.ndarray:
+    """Returns `values` as float64 [n], or float64 [S, n] for S draws of a belief about each of n probabilities.
+
+    Raises:
+      ValueError: another shape, no draw at all, or an entry that is NaN or outside [0, 1]; the message begins with
+        `name`.
+    """
+    draws = np.asarray(values, dtype=np.float64)
+    if draws.ndim not in (1, 2) or (draws.ndim == 2 and not draws.shape[0]):
+        raise ValueError(f"{name} has shape {draws.shape}; pass [n], or [S, n] for S >= 1 draws of each probability")
+    bad = np.argwhere(~((draws >= 0) & (draws <= 1)))  # written so that NaN counts as outside
     if bad.size:
-        raise ValueError(f"{name}[{bad[0]}] is {vector[bad[0]]}, outside [0, 1]; pass finite probabilities, not logits")
-    return vector
+        first = tuple(bad[0])
+        where = ", ".join(map(str, first))
+        raise ValueError(f"{name}[{where}] is {draws[first]}, outside [0, 1]; pass finite probabilities, not logits")
+    return draws
 
 
 def whole_total(total: int) -> int:

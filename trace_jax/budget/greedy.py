@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+_TABULATED = 8  # gains of every item that are computed at once; later ones when an item gets that far
+
 
 def greedy_counts(
     size: int, total: int, gain: Callable[[int, int], float], *, max_count: int, opening: int = 1
@@ -44,6 +46,32 @@ def greedy_counts(
         else:
             heapq.heapreplace(heap, (-gain(i, count), count, i))
     return counts
+
+
+def power_gains(weight_RI: np.ndarray, base_RI: np.ndarray) -> Callable[[int, int], float]:
+    """`gain(i, n) = sum_r weight[r, i] base[r, i]^n`, a sum of geometric series per item, tabulated as it is read.
+
+    Rows are doubled when a gain behind their end is asked for, so that reading gains 0..n of an item costs O(R n).
+
+    Args:
+      weight_RI: float [R, I].
+      base_RI: float [R, I] in [0, 1].
+    """
+    table_NI = np.empty((_TABULATED, weight_RI.shape[1]))
+    term_RI = weight_RI.copy()
+    for n in range(_TABULATED):
+        table_NI[n] = term_RI.sum(axis=0)
+        term_RI *= base_RI
+    rows = table_NI.T.tolist()
+
+    def gain(i: int, n: int) -> float:
+        row = rows[i]
+        if n >= len(row):
+            powers = np.arange(len(row), max(2 * len(row), n + 1))
+            row.extend((weight_RI[:, i] @ base_RI[:, i, None] ** powers).tolist())
+        return row[n]
+
+    return gain
 
 
 def tie_order(size: int, rng: np.random.Generator | None) -> np.ndarray:

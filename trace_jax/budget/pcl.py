@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from trace_jax.budget import checks
-from trace_jax.budget.strategy import flat_prompts, flat_roots, no_forks
+from trace_jax.budget.strategy import flat_prompts, flat_roots, no_forks, prompt_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +33,10 @@ class Pcl:
     ) -> np.ndarray:
         """m int64 [pool_size], each 0 or G. Equal distances are served in random order (our choice).
 
+        Of S draws of each v, float [S, pool_size], their mean counts: it is the predicted success rate.
         ValueError where the pool is too small, or without a probability for each prompt.
         """
-        if success_probability is None or len(success_probability) != pool_size:
-            got = "none" if success_probability is None else len(success_probability)
-            raise ValueError(f"pcl needs a predicted success for each of {pool_size} prompts, got {got}")
-        v_B = checks.probability_vector("success_probability", success_probability)
+        v_B = np.atleast_2d(prompt_scores(self.name, success_probability, pool_size)).mean(axis=0)
         order_B = rng.permutation(pool_size)
         ranking = order_B[np.argsort(np.abs(v_B[order_B] - 0.5), kind="stable")]
         return flat_roots(ranking, self.total_rollouts, self.rollouts_per_prompt)

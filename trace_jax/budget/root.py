@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trace_jax.budget import checks
-from trace_jax.budget.greedy import greedy_counts, tie_order
+from trace_jax.budget.greedy import greedy_counts, power_gains, tie_order
 
 MIN_PROBABILITY = 1e-3  # our choice: a saturated predictor would make every prompt worth 0, all of them tied
 
@@ -30,30 +30,56 @@ def root_value(success_probability: ArrayLike, num_rollouts: ArrayLike) -> np.nd
 
 
 def clamp_probability(success_probability: ArrayLike) -> np.ndarray:
-    """Moves v into [MIN_PROBABILITY, 1 - MIN_PROBABILITY]; float64 [B]. ValueError where v is outside [0, 1] or NaN."""
-    v = checks.probability_vector("success_probability", success_probability)
+    """Moves v into [MIN_PROBABILITY, 1 - MIN_PROBABILITY]; float64 [B], or [S, B] for S draws of each.
+
+    ValueError where v has another shape, or is outside [0, 1] or NaN.
+    """
+    v = checks.probability_draws("success_probability", success_probability)
     return np.clip(v, MIN_PROBABILITY, 1.0 - MIN_PROBABILITY)
 
 
-def feasible_cap(pool_size: int, total: int, max_per_prompt: int | None) -> int:
+def is_feasible(pool_size: int, total: int, max_per_prompt: int | None, min_per_prompt: int = 2) -> bool:
+    """Whether some m_i in {0} u {min_per_prompt, ..., max_per_prompt} sum to `total` over `pool_size` prompts.
+
+    n open prompts take any total from n min to n cap, cap = min(total, max_per_prompt), so some n <= pool_size must have
+    n min <= total <= n cap; the smallest n that the cap allows, ceil(total / cap), decides.
+    """
+    if total == 0:
+        return True
+    fewest = -(-total // (total if max_per_prompt is None else min(total, max_per_prompt)))
+    return fewest <= pool_size and fewest * min_per_prompt <= total
+
+
+def feasible_cap(pool_size: int, total: int, max_per_prompt: int | None, min_per_prompt: int = 2) -> int:
     """The most rollouts that one prompt can receive, `min(total, max_per_prompt)`.
 
     Raises:
-      ValueError: no m_i in {0, 2, 3, ..., max_per_prompt} sum to `total`.
+      ValueError: no allocation exists (`is_feasible`), or limits that no group can have.
     """
-    total = checks.whole_total(total)
-    if max_per_prompt is not None and max_per_prompt < 2:
-        raise ValueError(f"max_per_prompt is {max_per_prompt}; use 2 or more, or None for no limit")
-    if total == 1:
-        raise ValueError("total is 1, and a lone rollout has nothing to contrast with; use 0, or 2 and more")
+    total, least = checks.whole_total(total), min_per_prompt
+    if least < 2:
+        raise ValueError(f"min_per_prompt is {least}, but a lone rollout has nothing to contrast with; use 2 or more")
+    if max_per_prompt is not None and max_per_prompt < least:
+        raise ValueError(f"max_per_prompt is {max_per_prompt}; use {least} or more, or None for no limit")
+    if 0 < total < least:
+        why = "a lone rollout has nothing to contrast with" if least == 2 else f"min_per_prompt is {least}"
+        raise ValueError(f"total is {total}, and {why}; use 0, or {least} and more")
     cap = total if max_per_prompt is None else min(total, max_per_prompt)
     if pool_size * cap < total:
         raise ValueError(
             f"total is {total}, but {pool_size} prompts with at most {cap} rollouts each take {pool_size * cap}; "
             "lower the total, enlarge the pool or raise max_per_prompt"
         )
-    if cap == 2 and total % 2:
-        raise ValueError(f"total is {total}, but 0 or 2 rollouts each make an even sum; change total or max_per_prompt")
+    if not is_feasible(pool_size, total, cap, least):
+        if cap == 2:
+            raise ValueError(
+                f"total is {total}, but 0 or 2 rollouts each make an even sum; change total or max_per_prompt"
+            )
+        full = total // cap
+        raise ValueError(
+            f"total is {total}, but {full} prompts with at most {cap} rollouts each take {full * cap} and "
+            f"{full + 1} with at least {least} each take {(full + 1) * least}; change total or one of the limits"
+        )
     return cap
 
 
@@ -74,8 +100,15 @@ def allocate_roots(
     It agrees with V_root wherever m != 1, so a greedy optimum of f without an m_i = 1 is the optimum. Since a prompt is
     opened with its three equal gains at once, at most one prompt ends with m_i = 1, and `_repair` mends it.
 
+    With S draws v_s of a belief about each v (ours), it maximises `sum_i mean_s V_root(v_si, m_i)`, the expected V_root.
+    Its gains are the means over s of those above: 0, then mean_s p_s [v_s^(m-1) + (1-v_s)^(m-1)]. The mean of the
+    envelopes is concave, as every one of them is; its first three gains are equal, mean_s p_s each, as they are in every
+    one of them; and it agrees with the mean of V_root wherever m != 1. Nothing else is asked of f above and in
+    `_repair`, so the same greedy is exact.
+
     Args:
-      success_probability: v float [B] in [0, 1], the predicted success rate of each prompt.
+      success_probability: v float [B] in [0, 1], the predicted success rate of each prompt; or float [S, B], S draws of
+        it. A single draw is the prediction itself.
       total: M, rollouts to hand out; 0, or 2 and more.
       max_per_prompt: the most rollouts that a prompt may receive, at least 2; None for no limit (the paper has none).
       rng: breaks ties by a random permutation of the prompts; None breaks them by index.
@@ -84,15 +117,17 @@ def allocate_roots(
       m int64 [B], whose sum is `total` exactly.
 
     Raises:
-      ValueError: v is not a vector of probabilities, or no allocation exists (`feasible_cap`).
+      ValueError: v is no vector of probabilities or of draws of them, or no allocation exists (`feasible_cap`).
     """
-    v_B = clamp_probability(success_probability)
-    cap = feasible_cap(v_B.size, total, max_per_prompt)
-    order_B = tie_order(v_B.size, rng)
-    gain = _envelope_gain(v_B[order_B])
-    counts = greedy_counts(v_B.size, total, gain, max_count=cap, opening=min(_FLAT_GAINS, cap))
+    v_SB = np.atleast_2d(clamp_probability(success_probability))
+    size = v_SB.shape[1]
+    cap = feasible_cap(size, total, max_per_prompt)
+    order_B = tie_order(size, rng)
+    v_SB = v_SB[:, order_B]
+    gain = _envelope_gain(v_SB[0]) if len(v_SB) == 1 else _expected_envelope_gain(v_SB)
+    counts = greedy_counts(size, total, gain, max_count=cap, opening=min(_FLAT_GAINS, cap))
     _repair(counts, gain, cap)
-    m_B = np.empty(v_B.size, dtype=np.int64)
+    m_B = np.empty(size, dtype=np.int64)
     m_B[order_B] = counts
     return m_B
 
@@ -105,6 +140,14 @@ def _envelope_gain(v_B: np.ndarray) -> Callable[[int, int], float]:
         return p[i] if m < _FLAT_GAINS else p[i] * (v[i] ** (m - 1) + w[i] ** (m - 1))
 
     return gain
+
+
+def _expected_envelope_gain(v_SB: np.ndarray) -> Callable[[int, int], float]:
+    """`gain(i, m)`: what the mean over S draws of f_i gains by rollout m + 1."""
+    p_SB = v_SB * (1.0 - v_SB) / len(v_SB)
+    later = power_gains(np.concatenate([p_SB, p_SB]), np.concatenate([v_SB, 1.0 - v_SB]))
+    first = p_SB.sum(axis=0).tolist()
+    return lambda i, m: first[i] if m < _FLAT_GAINS else later(i, m - 1)
 
 
 def _repair(counts: list[int], gain: Callable[[int, int], float], cap: int) -> None:

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from trace_jax.budget import checks
+
 
 class Strategy(Protocol):
     """Decides where rollouts start. Holds no state and draws all randomness from the generator it is given."""
@@ -31,7 +33,8 @@ class Strategy(Protocol):
         """Root rollouts of every prompt in the pool, for one step.
 
         Args:
-          success_probability: float [pool_size] in [0, 1], None unless `needs_predictor`.
+          success_probability: float [pool_size] in [0, 1], or float [S, pool_size]: S draws of the predictor's belief
+            about each (ours). None unless `needs_predictor`.
           pool_size: number of candidate prompts.
           rng: a generator of this step.
 
@@ -46,7 +49,8 @@ class Strategy(Protocol):
 
         Args:
           success: [A], 0 or 1: the outcome of the bare rollout on which each anchor lies.
-          value: float [A] in [0, 1], the predicted success rate from each anchor; None unless `needs_predictor`.
+          value: float [A] in [0, 1], the predicted success rate from each anchor, or float [S, A], S draws of it.
+            None unless `needs_predictor`.
           rollout: int [A], which bare rollout each anchor lies on (equal numbers, equal rollout).
           total: continuations to hand out.
           rng: a generator of this prompt and step, so that the result does not depend on which prompt finishes first.
@@ -54,6 +58,18 @@ class Strategy(Protocol):
         Returns:
           K int64 [A], whose sum is `total` exactly. ValueError where total > 0 and there is no anchor.
         """
+
+
+def prompt_scores(name: str, success_probability: np.ndarray | None, pool_size: int) -> np.ndarray:
+    """Returns the scores that a strategy called `name` needs, float64 [pool_size] or [S, pool_size].
+
+    Raises:
+      ValueError: there are none, or not one (or S) for each prompt.
+    """
+    got = "none" if success_probability is None else (np.shape(success_probability) or (0,))[-1]
+    if got != pool_size:
+        raise ValueError(f"{name} needs a predicted success for each of {pool_size} prompts, got {got}")
+    return checks.probability_draws("success_probability", success_probability)
 
 
 def flat_prompts(total_rollouts: int, rollouts_per_prompt: int) -> int:
