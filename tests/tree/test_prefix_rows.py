@@ -118,3 +118,64 @@ def test_a_tree_of_real_size_is_packed_in_milliseconds():
         batch, *_ = prefix_rows.pack_shared(anchors, row_length=16384)
         seconds.append(time.perf_counter() - begin)
     assert filled(batch) == 512 + 8 * 4 * 256 and np.median(seconds) < 0.02
+
+
+@given(SEQUENCES, st.integers(7, 20), st.integers(0, 2**32))
+def test_a_drawn_order_gives_the_same_paths(sequences, row_length, seed):
+    arrays = [np.array(s, np.int32) for s in sequences]
+    draw = lambda: prefix_rows.pack_shared(arrays, row_length=row_length, rng=np.random.default_rng(seed))
+    batch, row, col = draw()
+    assert [batch.token[r, path(batch, r, c)].tolist() for r, c in zip(row, col, strict=True)] == sequences
+    for r, q in zip(*np.nonzero(batch.end), strict=True):
+        assert [k for k in range(row_length) if k <= q and q < batch.end[r, k]] == path(batch, r, q)
+    again, *cells = draw()
+    np.testing.assert_array_equal(again.token, batch.token)
+    np.testing.assert_array_equal(cells, [row, col])
+
+
+def test_every_order_of_three_chains_can_be_drawn():
+    """Rows of 3 hold two of the chains 0 1, 0 2 and 0 3: which two, and in which order, is the generator's choice."""
+    arrays = [np.array([0, i], np.int32) for i in (1, 2, 3)]
+    packs = [prefix_rows.pack_shared(arrays, row_length=3, rng=np.random.default_rng(seed))[0] for seed in range(60)]
+    rows = [tuple(batch.token[0].tolist()) for batch in packs]
+    assert set(rows) == {(0, i, j) for i in (1, 2, 3) for j in (1, 2, 3) if i != j}
+
+
+def test_negative_ids_are_tokens_like_others():
+    batch, row, col = pack([[-1, 2], [-1, -3]], 3)
+    assert [batch.token[r, path(batch, r, c)].tolist() for r, c in zip(row, col, strict=True)] == [[-1, 2], [-1, -3]]
+
+
+def test_equal_sequences_are_merged_by_hand():
+    """1 2 twice, with weights 1 and 3: (1 * 1 + 3 * 0.2) / 4 = 0.4. The others keep what is theirs, to the last bit."""
+    sequences, third = [[1, 2], [1], [1, 2], [1, 3]], np.float32(1 / 3)
+    packed = pack(sequences, 4)
+    _, row, col = packed
+    batch = prefix_rows.with_targets(*packed, np.array([1, third, 0.2, np.nan]), np.array([1, third, 3, 0]))
+    assert batch.value_target[row, col].tolist() == [np.float32(0.4), third, np.float32(0.4), 0]
+    assert batch.value_weight[row, col].tolist() == [4, third, 4, 0]
+    assert batch.value_weight.sum() == np.float32(4) + third and batch.value_target.dtype == np.float32
+    assert batch.token.tolist() == packed[0].token.tolist()
+    with pytest.raises(ValueError, match=r"4 sequences, \(3,\) targets, \(4,\) weights"):
+        prefix_rows.with_targets(*packed, np.zeros(3), np.ones(4))
+
+
+@given(SEQUENCES, st.integers(0, 2**32))
+def test_merged_losses_differ_from_single_ones_by_a_constant(sequences, seed):
+    """Both losses, written out example by example, minus the merged ones: the same for any two predictions."""
+    rng = np.random.default_rng(seed)
+    y, w = rng.random(len(sequences)), rng.random(len(sequences)) + 0.1
+    packed = pack(sequences, 20)
+    _, row, col = packed
+    batch = prefix_rows.with_targets(*packed, y, w)
+    square, gap = [], []
+    for _ in range(2):
+        z = rng.normal(size=batch.shape)
+        s = 1 / (1 + np.exp(-z))
+        single, merged = s[row, col], (batch.value_weight * (s - batch.value_target) ** 2).sum()
+        square.append((w * (single - y) ** 2).sum() - merged)
+        entropy = lambda s, y: -y * np.log(s) - (1 - y) * np.log(1 - s)
+        gap.append((w * entropy(single, y)).sum() - (batch.value_weight * entropy(s, batch.value_target)).sum())
+    np.testing.assert_allclose(square, square[0], rtol=0, atol=1e-5)
+    assert square[0] > -1e-5
+    np.testing.assert_allclose(gap, 0, rtol=0, atol=1e-5)

@@ -18,12 +18,12 @@ from trace_jax.types import PackedBatch
 
 
 def pack_shared(
-    sequences: Sequence[np.ndarray], *, row_length: int
+    sequences: Sequence[np.ndarray], *, row_length: int, rng: np.random.Generator | None = None
 ) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
-    """Rows for scoring at the last token of each sequence.
+    """Rows for scoring, or fitting, at the last token of each sequence.
 
-    Only chains count, the sequences that no other one continues. Chains are taken in lexicographic order, which is the
-    trie's preorder. One joins the segment of the chain before it if the two share their first token and the segment
+    Only chains count, the sequences that no other one continues. Chains are taken in lexicographic order, which is a
+    preorder of the trie. One joins the segment of the chain before it if the two share their first token and the segment
     still fits a row; otherwise it starts a segment, where everything that it shared is repeated. Segments then fill
     rows as in `layout`. The rows depend on the set of sequences, not on their order. (Our choice: the paper only says
     that the anchors of one prompt reuse a prefix cache.)
@@ -31,6 +31,7 @@ def pack_shared(
     Args:
       sequences: int32 [n_i] each, 1 <= n_i <= row_length.
       row_length: T, tokens per row.
+      rng: draws which tokens come before which, so that a fit meets other rows in each epoch; None: by their ids.
 
     Returns:
       (batch, row, col): the last token of sequence i is in cell [row[i], col[i]], int32 [n] each; equal sequences have
@@ -44,7 +45,7 @@ def pack_shared(
             raise ValueError(
                 f"sequence {i} has {sequence.size} tokens, but a row holds 1 to {row_length}; shorten its view"
             )
-    segments = [_write(chains) for chains in _segments(_chains(sequences), row_length)]
+    segments = [_write(chains) for chains in _segments(_chains(sequences, rng), row_length)]
     size = np.array([segment.token.size for segment in segments], np.int64)
     layout = lay_out(size, row_length=row_length, rows_multiple=1, name=lambda i: f"segment {i}")
     joined = {
@@ -69,6 +70,40 @@ def pack_shared(
     return batch, row, col
 
 
+def with_targets(
+    batch: PackedBatch, row: np.ndarray, col: np.ndarray, targets: np.ndarray, weights: np.ndarray
+) -> PackedBatch:
+    """The batch with what is to be predicted at each sequence's last token; examples in one cell are merged.
+
+    A cell with the targets y_i and weights w_i gets W = sum w_i and Y = sum w_i y_i / W, which leaves both losses of
+    `objectives.value` as they are, up to a constant. With s the prediction, which is one and the same for them all:
+
+        sum w_i (s - y_i)^2 = W (s - Y)^2 + sum w_i (y_i - Y)^2     since the cross term (s - Y) sum w_i (Y - y_i) is 0
+        sum w_i (log(1 + e^z) - y_i z) = W (log(1 + e^z) - Y z)     it is linear in y
+
+    So gradients are those of the examples one by one; the squared error lacks the spread of equal histories' targets.
+
+    Args:
+      batch, row, col: as `pack_shared` returns them.
+      targets: float [n], in [0, 1].
+      weights: float [n], >= 0; a target whose weight is 0 may be anything.
+
+    Raises ValueError for lengths that do not match.
+    """
+    targets, weights = np.asarray(targets, np.float64), np.asarray(weights, np.float64)
+    if not row.shape == col.shape == targets.shape == weights.shape:
+        raise ValueError(f"{row.size} sequences, {targets.shape} targets, {weights.shape} weights; pass one of each")
+    cell, size = row.astype(np.int64) * batch.shape[1] + col, batch.shape[0] * batch.shape[1]
+    total = np.bincount(cell, weights, minlength=size)
+    sums = np.bincount(cell, weights * np.where(weights != 0, targets, 0.0), minlength=size)
+    mean = np.divide(sums, total, out=np.zeros(size), where=total != 0)
+    return dataclasses.replace(
+        batch,
+        value_target=mean.reshape(batch.shape).astype(np.float32),
+        value_weight=total.reshape(batch.shape).astype(np.float32),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Chain:
     """A sequence that no other one continues."""
@@ -89,10 +124,13 @@ class _Segment:
     last: dict[int, int]  # sequence -> column of its last token
 
 
-def _chains(sequences: Sequence[np.ndarray]) -> list[_Chain]:
+def _chains(sequences: Sequence[np.ndarray], rng: np.random.Generator | None) -> list[_Chain]:
     """In lexicographic order; what a chain shares is counted from the chain before it in that order."""
-    # Bytes compare and match faster than arrays. Any order of tokens will do, so negative ids need no care.
-    keys = [np.asarray(sequence, ">i4").tobytes() for sequence in sequences]
+    # Bytes compare and match faster than arrays. Any order of tokens will do, so negative ids need no care, and a
+    # random one takes no more than other names for them: i -> (odd * i mod 2^32) xor mask gives no name twice.
+    odd, mask = (2 * rng.integers(2**31) + 1, rng.integers(2**32)) if rng else (1, 0)
+    names = [sequence.astype(np.uint32) * np.uint32(odd) ^ np.uint32(mask) for sequence in sequences]
+    keys = [name.astype(">u4").tobytes() for name in names]
     order = sorted(range(len(keys)), key=keys.__getitem__)
     chains: list[_Chain] = []
     ends: dict[int, int] = {}
