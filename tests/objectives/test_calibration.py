@@ -45,6 +45,21 @@ def test_ece_equals_a_loop_over_bins(num_bins):
     np.testing.assert_allclose(calibration.ece(p, y, num_bins=num_bins), total, rtol=1e-9)
 
 
+def test_reliability_by_hand_and_as_what_ece_sums():
+    # Two bins as above: means .2 and .75, outcomes .5 and 1, two entries each. Of four bins the third is [1/2, 3/4).
+    p, y = [0.1, 0.3, 0.5, 1.0], [0, 1, 1, 1]
+    np.testing.assert_allclose(calibration.reliability(p, y, 2), [[0.2, 0.75], [0.5, 1.0], [2, 2]])
+    probability, outcome, count = calibration.reliability(p[:3], y[:3], num_bins=4)
+    np.testing.assert_array_equal(count, [1, 1, 1, 0])
+    np.testing.assert_allclose(probability, [0.1, 0.3, 0.5, np.nan])
+    np.testing.assert_allclose(outcome, [0, 1, 1, np.nan])
+    rng = np.random.default_rng(1)
+    p, y = rng.uniform(size=300), rng.integers(0, 2, 300)
+    probability, outcome, count = calibration.reliability(p, y)
+    assert count.sum() == 300 and count.dtype == np.int64
+    np.testing.assert_allclose(np.sum(count / 300 * np.abs(outcome - probability)), calibration.ece(p, y), rtol=1e-12)
+
+
 def test_spearman_by_hand():
     # Ranks (1, 2, 3, 4) and (2, 1, 4, 3): d = +-1 each, rho = 1 - 6 * 4 / (4 * 15) = 0.6.
     np.testing.assert_allclose(calibration.spearman([1, 2, 3, 4], [20, 10, 40, 30]), 0.6)
@@ -65,6 +80,7 @@ def test_spearman_equals_scipy_with_ties():
 def test_undefined_scores_are_nan_without_a_warning():
     # pytest turns warnings of this package into errors; np.mean of nothing would warn.
     assert np.isnan(calibration.brier([], [])) and np.isnan(calibration.ece([], []))
+    assert np.all(np.isnan(calibration.reliability([], [])[:2])) and not calibration.reliability([], [])[2].any()
     assert np.isnan(calibration.spearman([], [])) and np.isnan(calibration.spearman([0.3], [1.0]))
     assert np.isnan(calibration.spearman([0.5, 0.5, 0.5], [0, 1, 1]))
     assert np.isnan(calibration.spearman([0.1, 0.2, 0.3], [1, 1, 1]))

@@ -27,15 +27,34 @@ def ece(probability: np.ndarray, outcome: np.ndarray, *, num_bins: int = 10) -> 
     Raises ValueError for unequal lengths, entries outside [0, 1] or num_bins < 1.
     """
     p, y = _checked(probability, outcome)
-    if num_bins < 1:
-        raise ValueError(f"ece: num_bins={num_bins} must be >= 1")
+    bins = _bins(p, num_bins)
     if not p.size:
         return float("nan")
-    # Compared with the edges rather than floor(p * num_bins), which puts 0.29 of 100 bins below its edge.
-    inner_edges = np.arange(1, num_bins) / num_bins
-    bins = np.searchsorted(inner_edges, p, side="right")
     # n_b |mean y - mean p| = |sum (y - p)|, so the counts cancel.
     return float(np.sum(np.abs(np.bincount(bins, weights=y - p, minlength=num_bins))) / p.size)
+
+
+def reliability(
+    probability: np.ndarray, outcome: np.ndarray, num_bins: int = 10
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What a reliability diagram shows: (mean probability, mean outcome, count) of each bin of `ece`.
+
+    float64 [num_bins] twice, NaN in empty bins, and int64 [num_bins]. A calibrated predictor has the first two equal;
+    `ece` is the mean of their distance over all entries. Raises ValueError as `ece`.
+    """
+    p, y = _checked(probability, outcome)
+    bins = _bins(p, num_bins)
+    count = np.bincount(bins, minlength=num_bins)
+    size = np.where(count > 0, count, np.nan)
+    return *(np.bincount(bins, weights=v, minlength=num_bins) / size for v in (p, y)), count
+
+
+def _bins(p: np.ndarray, num_bins: int) -> np.ndarray:
+    """The bin of each entry, int64 [n]."""
+    if num_bins < 1:
+        raise ValueError(f"ece: num_bins={num_bins} must be >= 1")
+    # Compared with the edges rather than floor(p * num_bins), which puts 0.29 of 100 bins below its edge.
+    return np.searchsorted(np.arange(1, num_bins) / num_bins, p, side="right")
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
