@@ -186,6 +186,60 @@ def test_prompts_that_start_alike_share_rows_too():
     np.testing.assert_allclose(got, [asyncio.run(scorer.score_prompts([prompt]))[0] for prompt in prompts], atol=1e-5)
 
 
+class _Members:
+    """A trainer of two members: the tiny trainer's scores, and their squares."""
+
+    def __init__(self, trainer):
+        self._trainer, self.row_length = trainer, trainer.row_length
+
+    def score(self, params, policy_params, rows):
+        score = self._trainer.score(params, policy_params, rows)
+        return np.stack([score, score**2])
+
+
+def _two_calls(scorer, recalibrate=None):
+    """The scores of a prompt and of a tree's anchors, asked for at one moment."""
+    scorer.set_params(_trained()[1], None, recalibrate)
+    tree, prompts = _tree(2), [Prompt(str(i), np.full(3 + i, i, np.int32), None) for i in range(4)]
+
+    async def both():
+        return await asyncio.gather(scorer.score_anchors(tree, query.anchors(tree)), scorer.score_prompts(prompts))
+
+    return asyncio.run(asyncio.wait_for(both(), 30))
+
+
+def test_members_are_averaged_or_returned_and_recalibrated_in_that_order():
+    trainer = _trained()[0]
+    members, cube = _Members(trainer), lambda p: p**3
+    single = _two_calls(LearnedPredictor(trainer, VIEW))
+    for got, p, count in zip(_two_calls(LearnedPredictor(members, VIEW)), single, (6, 4), strict=True):
+        assert got.shape == (count,) and got.dtype == np.float64
+        np.testing.assert_allclose(got, (p + p**2) / 2, rtol=1e-6)
+    for got, p in zip(_two_calls(LearnedPredictor(members, VIEW, draws=True)), single, strict=True):
+        np.testing.assert_allclose(got, [p, p**2], rtol=1e-6)
+    for got, p in zip(_two_calls(LearnedPredictor(members, VIEW), cube), single, strict=True):
+        np.testing.assert_allclose(got, ((p + p**2) / 2) ** 3, rtol=1e-6)
+    for got, p in zip(_two_calls(LearnedPredictor(members, VIEW, draws=True), cube), single, strict=True):
+        np.testing.assert_allclose(got, [p**3, p**6], rtol=1e-6)
+
+
+def test_without_members_draws_are_one_and_recalibration_is_of_single_scores():
+    trainer = _trained()[0]
+    single = _two_calls(LearnedPredictor(trainer, VIEW))
+    for got, p in zip(_two_calls(LearnedPredictor(trainer, VIEW, draws=True)), single, strict=True):
+        np.testing.assert_array_equal(got, p[None])
+    for got, p in zip(_two_calls(LearnedPredictor(trainer, VIEW), np.sqrt), single, strict=True):
+        np.testing.assert_array_equal(got, np.sqrt(p))
+
+
+def test_a_recalibration_that_fails_is_an_error_and_no_hang():
+    def broken(_):
+        raise ZeroDivisionError("broken map")
+
+    with pytest.raises(RuntimeError, match="could not score.*broken map"):
+        _two_calls(LearnedPredictor(_trained()[0], VIEW), broken)
+
+
 def test_calls_that_arrive_while_a_pass_runs_are_served():
     scorer, trees = _ready(), [_tree(seed) for seed in range(4)]
 
@@ -203,6 +257,8 @@ def test_calls_that_arrive_while_a_pass_runs_are_served():
 def test_no_anchor_needs_no_pass():
     scorer = LearnedPredictor(_Counting(_trained()[0]), VIEW)  # without parameters: a pass would fail
     assert asyncio.run(scorer.score_anchors(_tree(0), np.zeros(0, np.int32))).shape == (0,)
+    scorer = LearnedPredictor(_Counting(_trained()[0]), VIEW, draws=True)
+    assert asyncio.run(scorer.score_prompts([])).shape == (1, 0)
 
 
 def test_errors_reach_every_caller_and_the_next_call_works():
@@ -280,6 +336,32 @@ def test_continuations_count_for_the_targets_and_not_for_calibration():
     got = allocation_metrics([tree])
     assert got["predictor/brier"] == 0 and got["predictor/ece"] == 0  # both bare rollouts succeeded
     assert math.isnan(got["predictor/spearman_prompt"]) and math.isnan(got["predictor/spearman_prefix"])
+
+
+def test_metrics_of_fresh_outcomes_by_hand():
+    """Bare rollouts of 6 turns, successes 1 and 0, root scored .5. Continuations (turns, success), anchors by depth:
+
+    depth 1, score .8: (1, 1), (3, 0)      bias .8 - .5 = .3     squares .04, .64           mean .34
+    depth 2, score .4: none                NaN
+    depth 3, not scored: (1, 1)            left out
+    depth 4, score .1: (2, 1)              depth 4 and 5 are one: outcomes 1, 0, 0, scores .1, .6, .6
+    depth 5, score .6: (1, 0), (1, 0)      bias 1.3/3 - 1/3 = .1 squares .81, .36, .36      mean .51
+    and one at depth 5 that the engine gave up on.
+    """
+    rng = np.random.default_rng(0)
+    tree = grow.new_tree(Prompt(uid="u", tokens=np.ones(3, np.int32), state=None))
+    tree = grow.add_rollouts(tree, [(0, Stage.ROOT_ROLLOUT, _turns(rng, 6, s)) for s in (1.0, 0.0)])
+    tree = grow.with_values(tree, np.array([0, 1, 2, 4, 5]), np.array([0.5, 0.8, 0.4, 0.1, 0.6]))
+    forks = [(1, 1, 1.0), (5, 1, 0.0), (4, 2, 1.0), (1, 3, 0.0), (3, 1, 1.0), (5, 1, 0.0)]
+    rollouts = [(node, Stage.CONTINUATION, _turns(rng, turns, success)) for node, turns, success in forks]
+    failed = dataclasses.replace(_turns(rng, 1, 0.0)[0], finish=Finish.ENGINE_ERROR)
+    got = allocation_metrics([grow.add_rollouts(tree, [*rollouts, (5, Stage.CONTINUATION, [failed])])])
+    assert got["predictor/brier_prefix"] == pytest.approx((0.04 + 0.64 + 0.81 + 0.36 + 0.36) / 5, abs=1e-6)
+    want = {"bias": [0.0, 0.3, math.nan, math.nan, 0.1], "mse": [0.25, 0.34, math.nan, math.nan, 0.51]}
+    for kind, values in want.items():
+        found = [got[f"predictor/{kind}_depth_{d}"] for d in range(5)]
+        np.testing.assert_allclose(found, values, atol=1e-6)
+    assert len(got) == 15
 
 
 def test_nothing_scored_is_nan():
