@@ -27,7 +27,7 @@ def allocate_table(
 
     Args:
       value_BM: float [B, M + 1], the value of m = 0..M rollouts of each prompt (`contrast`), M >= cap. Columns between 0
-        and `min_per_prompt`, and behind the cap, are not read.
+        and `min_per_prompt`, and behind the cap, do not count.
       total: rollouts to hand out; 0, or `min_per_prompt` and more.
       min_per_prompt: the fewest rollouts of a prompt that receives any, at least 2.
       max_per_prompt: the most rollouts that a prompt may receive; None for no limit.
