@@ -179,7 +179,7 @@ def _probabilities(probability: np.ndarray) -> np.ndarray:
     p = np.asarray(probability, np.float64)
     bad = p[~((p >= 0) & (p <= 1))]  # written so that NaN counts as outside
     if bad.size:
-        raise ValueError(f"recalibration: probability {bad[0]} is outside [0, 1]; pass finite probabilities, not logits")
+        raise ValueError(f"recalibration: probability {bad[0]} is outside [0, 1]; pass probabilities, not logits")
     return p
 
 
