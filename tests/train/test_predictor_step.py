@@ -120,21 +120,72 @@ def test_one_batch_is_one_gradient_step_on_the_weighted_mean(loss, weighting):
     assert metrics["predictor/prefix_share"] == np.mean(~examples.is_root)
 
 
+def _seen_from(rows, r, c):
+    """The tokens that cell (r, c) attends to, itself included."""
+    return tuple(t for k, t in enumerate(rows["token"][r, : c + 1].tolist()) if c < rows["end"][r, k])
+
+
 def test_every_example_is_seen_once_an_epoch():
     trainer, examples, neighbours = _trainer(), _examples(50), []
     for seed in (0, 1):
         batches = list(trainer._epoch(examples, np.random.default_rng(seed)))
         assert all(batch["token"].shape == (ROWS, LENGTH) for batch in batches)
         seen = sorted(
-            (tuple(b["token"][r, b["end"][r] == c + 1]), b["value_target"][r, c])
+            (_seen_from(b, r, c), b["value_target"][r, c])
             for b in batches
             for r, c in zip(*np.nonzero(b["value_weight"]), strict=True)
         )
-        assert seen == sorted((tuple(p), t) for p, t in zip(examples.prefixes, examples.target, strict=True))
+        assert seen == sorted((tuple(p.tolist()), t) for p, t in zip(examples.prefixes, examples.target, strict=True))
         filled = [int(np.sum(np.any(b["end"] > 0, axis=1))) for b in batches]
         assert max(filled) - min(filled) <= 1
         neighbours.append({row.tobytes() for b in batches for row in b["token"]})
     assert neighbours[0] != neighbours[1]  # an epoch packs other examples together than the one before
+
+
+def _nested(rollouts):
+    """All 12 histories of each rollout of 5 to 16 tokens; the rollouts share their first 4."""
+    rng = np.random.default_rng(0)
+    whole = [np.append([1, 2, 3, 4], rng.integers(0, 13, 12)).astype(np.int32) for _ in range(rollouts)]
+    prefixes = tuple(tokens[:n] for tokens in whole for n in range(5, 17))
+    size = len(prefixes)
+    return replay.Examples(
+        prefixes, rng.random(size).astype(np.float32), rng.integers(1, 6, size).astype(np.int32), np.zeros(size, bool)
+    )
+
+
+def test_all_histories_of_a_rollout_cost_one_row():
+    trainer, examples = _trainer(), _nested(4)
+    batches = list(trainer._epoch(examples, np.random.default_rng(0)))
+    assert len(batches) == 1 and np.count_nonzero(batches[0]["value_weight"]) == 48
+    assert np.all(batches[0]["end"] > 0)  # 4 rows of 16 tokens: rollouts too long to share their first 4 in a row
+
+
+@pytest.mark.parametrize(
+    "loss, weighting",
+    [(value.squared_error, replay.equal_weight), (value.binary_cross_entropy, replay.count_weight)],
+    ids=["paper", "ours"],
+)
+def test_nested_and_equal_histories_are_fitted_as_if_alone(loss, weighting):
+    """One step on 24 nested histories and 8 of them again, aged: the step along the dense gradient of all 32."""
+    trainer, once = _trainer("critic", loss, weighting), _nested(2)
+    again = dataclasses.replace(once.take(np.arange(0, 24, 3)), target=np.linspace(0, 1, 8, dtype=np.float32))
+    window = replay.ReplayWindow(2, decay=0.5).push(again).push(once)
+    examples = window.examples()
+    state = _bumped(trainer.init(jax.random.key(0)))
+    before = jax.device_get(state.params)
+    y, w = examples.target, weighting(examples.count) * np.array([0.5] * 8 + [1.0] * 24)
+
+    def mean_loss(params):
+        s = jax.nn.sigmoid(_dense_logits(params, examples))
+        each = (s - y) ** 2 if loss is value.squared_error else -y * jnp.log(s) - (1 - y) * jnp.log(1 - s)
+        return jnp.sum(w * each) / np.sum(w)
+
+    grads = jax.jit(jax.grad(mean_loss))(before)
+    state, metrics = trainer.fit(state, None, examples, np.random.default_rng(0), epochs=1)
+    assert metrics["predictor/optimizer_steps"] == 1 and metrics["predictor/examples"] == 32
+    for new, old, g in zip(*map(jax.tree.leaves, (state.params, before, grads)), strict=True):
+        np.testing.assert_allclose(new - old, -0.3 * g, rtol=1e-3, atol=1e-6)
+    assert trainer.compiles()["update"] == 1
 
 
 def test_order_comes_from_the_generator():
@@ -237,7 +288,7 @@ def test_too_long_a_history_is_named():
     trainer = _trainer()
     one = np.ones(1)
     long = replay.Examples((np.zeros(LENGTH + 1, np.int32),), one, one.astype(np.int32), one.astype(bool))
-    with pytest.raises(ValueError, match="prefix 0 has 17 tokens, but a row holds 16"):
+    with pytest.raises(ValueError, match="sequence 0 has 17 tokens, but a row holds 1 to 16"):
         trainer.fit(trainer.init(jax.random.key(0)), None, long, np.random.default_rng(0), epochs=1)
 
 

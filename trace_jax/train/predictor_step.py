@@ -18,7 +18,7 @@ from trace_jax.train import sharding
 from trace_jax.train import state as state_lib
 from trace_jax.train.replay import Examples
 from trace_jax.train.state import TrainState
-from trace_jax.tree import pack
+from trace_jax.tree import prefix_rows
 
 # (logit, target, weight) -> (weighted sum, total weight); see `objectives.value`
 Loss = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
@@ -128,9 +128,14 @@ class PredictorTrainer:
     ) -> tuple[TrainState, dict[str, float]]:
         """`epochs` passes over the examples, shuffled and packed anew each time; one optimiser step per batch of rows.
 
+        A step's loss is the mean over the batch's examples, each of weight `weighting(count)` x `Examples.weight`. What
+        histories have in common is computed once per row (`tree.prefix_rows`): all turns of a rollout cost no more than
+        its longest history. Equal histories in a row count as one, with their mean target and their weights' sum,
+        which changes no gradient.
+
         Args:
           state: donated.
-          rng: the order of the examples.
+          rng: what is packed together, and in which order.
 
         Returns:
           The new state and metrics under `predictor/`: `loss` (over all batches, each before its own step),
@@ -149,17 +154,15 @@ class PredictorTrainer:
         return self._run(state, policy_params, examples, itertools.islice(batches, steps))
 
     def _epoch(self, examples: Examples, rng: np.random.Generator) -> Iterator[rows_lib.Rows]:
-        """Batches of at most `batch_rows` rows that cover the examples once; their sizes differ by at most one row."""
+        """Batches of at most `batch_rows` rows that cover the examples once; their sizes differ by at most one row.
+
+        Nested histories share a row's tokens, so a row holds more examples, and weight, the more of them are nested.
+        """
         if not examples.size:
             return
-        order = rng.permutation(examples.size)
-        batch, _, _ = pack.pack_prefixes(
-            [examples.prefixes[i] for i in order],
-            examples.target[order],
-            self._weighting(examples.count[order]),
-            row_length=self.row_length,
-            rows_multiple=1,
-        )
+        packed = prefix_rows.pack_shared(examples.prefixes, row_length=self.row_length, rng=rng)
+        weight = self._weighting(examples.count) * examples.weight
+        batch = prefix_rows.with_targets(*packed, examples.target, weight)
         rows = rows_lib.filled_rows(batch, _FITTED)
         count = rows["token"].shape[0]
         for part in np.array_split(rng.permutation(count), -(-count // self.batch_rows)):
