@@ -80,7 +80,7 @@ def test_prefixes_match_enumeration():
 
 
 def test_uncertainty_is_worth_contrast_by_hand():
-    # One prompt is surely a fair coin; the other is 0 or 1 with equal odds, mean .5 as well, but no group of it is mixed.
+    # One prompt is surely a fair coin; the other is 0 or 1 with equal odds: mean .5 as well, but never a mixed group.
     v = np.array([[0.5, 0.0], [0.5, 1.0]])
     assert allocate_roots(v, 8).tolist() == [8, 0]
     assert sorted(allocate_roots(v.mean(axis=0), 8).tolist()) == [4, 4]

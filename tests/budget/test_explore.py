@@ -24,8 +24,8 @@ def test_explored_prompts_are_drawn_evenly_from_those_left_out():
 
 
 def test_too_few_prompts_left_out():
-    # Three fair coins, worth .5, .75 and .875 with 2, 3 and 4 rollouts; 9 rollouts, of which 4 explore. The optimum for 5
-    # is (3, 2) and leaves one for two pairs; that for 7 is (3, 2, 2), worth 1.75 (4, 3: 1.625), and leaves none.
+    # Three fair coins, worth .5, .75 and .875 with 2, 3 and 4 rollouts; 9 rollouts, of which 4 explore. The optimum for
+    # 5 is (3, 2) and leaves one for two pairs; that for 7 is (3, 2, 2), worth 1.75 (4, 3: 1.625), and leaves none.
     solved = []
 
     def solve(total):

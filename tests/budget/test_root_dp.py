@@ -111,7 +111,7 @@ def test_feasibility_agrees_with_enumeration():
 @pytest.mark.parametrize(
     ("value", "total", "least", "most", "words"),
     [
-        (np.zeros((3, 9)), 5, 4, 4, "total is 5, but 1 prompts with at most 4 .* take 4 and 2 with at least 4 .* take 8"),
+        (np.zeros((3, 9)), 5, 4, 4, "total is 5, but 1 prompts with at most 4 .* take 4 and 2 with at least 4 "),
         (np.zeros((3, 9)), 3, 4, None, "total is 3, and min_per_prompt is 4; use 0, or 4 and more"),
         (np.zeros((3, 9)), 8, 5, 4, "max_per_prompt is 4; use 5 or more"),
         (np.zeros((3, 9)), 8, 1, 4, "min_per_prompt is 1"),

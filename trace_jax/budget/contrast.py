@@ -1,6 +1,6 @@
 """What m root rollouts of a prompt are worth: tables of objectives for `root_dp.allocate_table`.
 
-Each function takes v float [B] in [0, 1], or float [S, B] for S draws of it, and `cap`, and returns float64 [B, cap + 1]:
+Each function takes v float [B] in [0, 1], or float [S, B] for S draws of it, and `cap`. It returns float64 [B, cap + 1],
 the value of m = 0..cap rollouts, the mean over draws. The first two columns are 0: a lone rollout has no contrast.
 ValueError where v has another shape, or is outside [0, 1] or NaN. Clamping is the caller's (`root.clamp_probability`).
 """
@@ -51,9 +51,9 @@ def advantage_mass(success_probability: ArrayLike, cap: int) -> np.ndarray:
     """Expected mean absolute advantage of the group, `E[2 sqrt(p(1-p))]`, p = k/m, k ~ Binomial(m, v) (ours).
 
     Of m rewards in {0, 1}, a share p is 1. Their mean is p, their population variance p(1-p), so k rollouts have the
-    advantage (1-p)/sigma and m-k have -p/sigma, and `sum_i |A_i| / m = [p(1-p) + (1-p)p] / sigma = 2 sqrt(p(1-p))`. It is
-    1 for a balanced group and 0 for one without contrast; unlike V_root it tells a balanced eight from one odd rollout
-    among eight.
+    advantage (1-p)/sigma and m-k have -p/sigma, and `sum_i |A_i| / m = [p(1-p) + (1-p)p] / sigma = 2 sqrt(p(1-p))`.
+    It is 1 for a balanced group and 0 for one without contrast; unlike V_root it tells a balanced eight from one odd
+    rollout among eight.
 
     The binomials follow from each other by `P_m(k) = v P_(m-1)(k-1) + (1-v) P_(m-1)(k)`: sums of positive terms, which
     keeps them accurate for every m. Time O(B S cap^2).

@@ -59,7 +59,8 @@ def allocate_prefixes(agreement: ArrayLike, total: int, *, rng: np.random.Genera
       K int64 [A], whose sum is `total` exactly.
 
     Raises:
-      ValueError: q is no vector of probabilities or of draws of them, total < 0, or there is no anchor to spend a positive total on.
+      ValueError: q is no vector of probabilities or of draws of them, total < 0, or there is no anchor to spend a
+        positive total on.
     """
     q_SA = np.atleast_2d(checks.probability_draws("agreement", agreement))
     total, size = checks.whole_total(total), q_SA.shape[1]

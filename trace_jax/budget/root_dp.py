@@ -20,14 +20,14 @@ def allocate_table(
     max_per_prompt: int | None = None,
     rng: np.random.Generator | None = None,
 ) -> np.ndarray:
-    """Maximises `sum_i value[i, m_i]` subject to `sum_i m_i = total`, m_i = 0 or min_per_prompt <= m_i <= max_per_prompt.
+    """Maximises `sum_i value[i, m_i]` subject to `sum_i m_i = total`, m_i in {0} u {min_per_prompt..max_per_prompt}.
 
     Exact for any table: `F_i[b] = max(F_{i-1}[b] + value[i, 0], max_m F_{i-1}[b-m] + value[i, m])`, then the choices
     read backwards. Time O(B total cap), cap = min(total, max_per_prompt); memory O(B total).
 
     Args:
-      value_BM: float [B, M + 1], the value of m = 0..M rollouts of each prompt (`contrast`), M >= cap. Columns between 0
-        and `min_per_prompt`, and behind the cap, do not count.
+      value_BM: float [B, M + 1], the value of m = 0..M rollouts of each prompt (`contrast`), M >= cap. Columns
+        between 0 and `min_per_prompt`, and behind the cap, do not count.
       total: rollouts to hand out; 0, or `min_per_prompt` and more.
       min_per_prompt: the fewest rollouts of a prompt that receives any, at least 2.
       max_per_prompt: the most rollouts that a prompt may receive; None for no limit.

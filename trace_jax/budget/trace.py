@@ -19,8 +19,8 @@ from trace_jax.budget.strategy import prompt_scores
 class Trace:
     """Solves Eq. 13 over the pool, then Eq. 16 for each prompt. About M(1 + N/2) budget units (appendix E.5).
 
-    The defaults are the paper's; `max_per_prompt`, `min_per_prompt`, `objective` and `explore_roots` are ours. Where the
-    predictor hands out draws of its belief, both stages maximise the mean over draws.
+    The defaults are the paper's; `max_per_prompt`, `min_per_prompt`, `objective` and `explore_roots` are ours. Where
+    the predictor hands out draws of its belief, both stages maximise the mean over draws.
 
     ValueError for M or limits that no group can have, N < 0, or exploration that leaves no feasible rest of M.
     """
