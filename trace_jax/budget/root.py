@@ -100,11 +100,11 @@ def allocate_roots(
     It agrees with V_root wherever m != 1, so a greedy optimum of f without an m_i = 1 is the optimum. Since a prompt is
     opened with its three equal gains at once, at most one prompt ends with m_i = 1, and `_repair` mends it.
 
-    With S draws v_s of a belief about each v (ours), it maximises `sum_i mean_s V_root(v_si, m_i)`, expected V_root. Its
-    gains are the means over s of those above: 0, then mean_s p_s [v_s^(m-1) + (1-v_s)^(m-1)]. The mean of the envelopes
-    is concave, as every one of them is; its first three gains are equal, mean_s p_s each, as they are in every one of
-    them; and it agrees with the mean of V_root wherever m != 1. Nothing else is asked of f above and in `_repair`, so
-    the same greedy is exact.
+    With S draws v_s of a belief about each v (ours), it maximises `sum_i mean_s V_root(v_si, m_i)`, expected V_root.
+    Its gains are the means over s of those above: 0, then mean_s p_s [v_s^(m-1) + (1-v_s)^(m-1)]. The mean of the
+    envelopes is concave, as every one of them is; its first three gains are equal, mean_s p_s each, as they are in
+    every one of them; and it agrees with the mean of V_root wherever m != 1. Nothing else is asked of f above and in
+    `_repair`, so the same greedy is exact.
 
     Args:
       success_probability: v float [B] in [0, 1], the predicted success rate of each prompt; or float [S, B], S draws of
