@@ -1,8 +1,9 @@
 """What m root rollouts of a prompt are worth: tables of objectives for `root_dp.allocate_table`.
 
 Each function takes v float [B] in [0, 1], or float [S, B] for S draws of it, and `cap`. It returns the value of
-m = 0..cap rollouts, the mean over draws, float64 [B, cap + 1]. The first two columns are 0: a lone rollout has no contrast.
-ValueError where v has another shape, or is outside [0, 1] or NaN. Clamping is the caller's (`root.clamp_probability`).
+m = 0..cap rollouts, the mean over draws, float64 [B, cap + 1]. The first two columns are 0, since a lone
+rollout has no contrast. ValueError where v has another shape, or is outside [0, 1] or NaN. Clamping is the caller's
+(`root.clamp_probability`).
 """
 
 from __future__ import annotations
