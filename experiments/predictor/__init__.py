@@ -1,0 +1,1 @@
+"""How good the success predictor is, and what makes it so."""
