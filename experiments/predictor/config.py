@@ -1,0 +1,87 @@
+"""The quickstart's policy under seven ways to spend the same budget.
+
+python -m trace_jax.main --config=experiments/predictor/config.py:arithmetic,trace --workdir=runs/x --config.seed=0
+
+The argument names the task and one of STRATEGIES: GRPO, PCL, TreePO (uniform roots, random forks), and TRACE with the
+learned predictor, with measured success in its place (oracle), with its scores handed to other prompts and anchors
+(shuffled), and with the paper's recipe for it.
+"""
+
+from configs import quickstart
+
+STRATEGIES = ("grpo", "pcl", "treepo", "trace", "trace_oracle", "trace_shuffled", "trace_paper")
+STEPS = 24
+# Weights of 1, 2, ... operations or hops.
+REGIME = {
+    "arithmetic": (0.2, 0.05, 0.05, 0.05, 0.05, 0.0, 0.0, 0.6),
+    "lookup": (0.1, 0.1, 0.1, 0.1, 0.0, 0.6),
+}
+EVALUATION = {"prompts": 512, "samples": 4, "every": 8}
+# What was chosen on seeds 100-102, beside configs/quickstart.py: of the predictor (TRACE and PCL), and of the budget (all
+# strategies, so that they spend the same units; fields that a strategy does not read change nothing).
+LEARNED = {}
+BUDGET = {}
+# The paper's recipe at this scale: the current step only, backed-up success, squared error, no warm-up, V_root of the
+# predicted success. Size and learning rate of the critic are the quickstart's.
+PAPER_LEARNED = {
+    "kind": "critic",
+    "members": 1,
+    "expected": False,
+    "frozen_states": False,
+    "prefix_share": 0.06,
+    "loss": "mse",
+    "weighting": "equal",
+    "targets": "backed_up",
+    "replay_steps": 1,
+    "replay_decay": 1.0,
+    "update_steps": None,
+    "epochs": 2,
+    "calibration": "none",
+    "held_share": 0.0,
+    "warmup_prompts": 0,
+}
+PAPER_BUDGET = {
+    "max_per_prompt": None,
+    "min_per_prompt": 2,
+    "objective": "any_contrast",
+    "explore_share": 0.0,
+}
+ORACLE = {"kind": "oracle", "oracle_rollouts": 8, "oracle_continuations": 2}
+
+
+def get_config(variant: str = "arithmetic,trace"):
+    """`TASK,STRATEGY`. ValueError for an unknown strategy; an unknown task is refused when the run starts."""
+    task, strategy = variant.split(",")
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
+    config = quickstart.get_config()
+    config.task, config.strategy = task, strategy.split("_")[0]
+    if task in REGIME:
+        config[task].difficulty = REGIME[task]
+    config.steps = STEPS
+    config.eval.update(EVALUATION)
+    config.checkpoint.every = 4
+    config.logging.tensorboard = False
+    config.predictor.update(LEARNED)
+    config.budget.update(BUDGET)
+    adapt = {"trace_oracle": _oracle, "trace_shuffled": _shuffled, "trace_paper": _paper}.get(strategy)
+    if adapt is not None:
+        adapt(config)
+    return config
+
+
+def _oracle(config) -> None:
+    """Many extra rollouts, outside the budget, in place of a model."""
+    config.predictor.update(ORACLE)
+    config.predictor.update({name: PAPER_LEARNED[name] for name in ("members", "expected", "calibration", "held_share")})
+
+
+def _shuffled(config) -> None:
+    """The lower control: the learned scores, each handed to another prompt or anchor."""
+    config.predictor.shuffle = True
+
+
+def _paper(config) -> None:
+    """The learned predictor and the allocation as in the paper, at the same budget."""
+    config.predictor.update(PAPER_LEARNED)
+    config.budget.update(PAPER_BUDGET)
