@@ -95,6 +95,9 @@ def assemble(config: RunConfig, workdir: Path, *, may_train: bool = True) -> Run
     params = _first_params(parts, workdir, may_train)
     policy = trainer.adopt(params, config.seed)
     skip = environment.trunk.size
+    learned = make_learned(config, trainer.model, trainer.mesh, parts.tokenizer, skip=skip)
+    if learned is not None and config.predictor.frozen_states:
+        learned.frozen = trainer.full_params(trainer.adopt(params).params)
     return Run(
         config=config,
         environment=environment,
@@ -103,7 +106,7 @@ def assemble(config: RunConfig, workdir: Path, *, may_train: bool = True) -> Run
         trainer=trainer,
         reference=trainer.adopt(params).params if config.loss.kl_coef else None,
         policy=policy,
-        learned=make_learned(config, trainer.model, trainer.mesh, parts.tokenizer, skip=skip),
+        learned=learned,
         base=_base(config, workdir),
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from trace_jax.config_allocation import BudgetConfig, PredictorConfig
 from trace_jax.config_tasks import (
     DATA_TASKS,
     SMALL_TASKS,
@@ -31,20 +32,6 @@ from trace_jax.config_tasks import (
 
 class ConfigError(ValueError):
     """A setting that cannot work: one line that names the field, its value, the limit and the remedy."""
-
-
-@dataclasses.dataclass(frozen=True)
-class BudgetConfig:
-    """The rollout budget of a step. Units: a root rollout is 1, a continuation 1/2 (paper E.5)."""
-
-    pool: int = 64  # B: candidate prompts drawn each step
-    roots: int = 128  # M: root rollouts of TRACE; every strategy spends M (1 + N / 2) units
-    continuations_per_root: int = 2  # N
-    rollouts_per_prompt: int = 8  # G of the flat strategies
-    roots_per_prompt: int = 4  # bare rollouts of a prompt of TreePO
-    max_per_prompt: int | None = None  # cap on m_i; the paper has none
-    unit: str = "rollouts"  # or "tokens": M shrinks or grows so that the expected tokens of a step are `tokens`
-    tokens: int = 0  # generated tokens of a step, for unit="tokens"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,31 +156,6 @@ class LossConfig:
     row_length: int = 128  # T of packed rows; at least the context
     micro_rows: int = 16  # b: rows of one gradient call
     logit_chunk: int = 128  # positions of a row whose logits exist at once
-
-
-@dataclasses.dataclass(frozen=True)
-class PredictorConfig:
-    """The success predictor (paper section 4.3, E.6). The last fields are options of ours, off as in the paper."""
-
-    kind: str = "critic"  # "critic": a model of its own (paper); "policy_head": on the policy's states; "oracle"
-    path: str | None = None  # folder of the critic's weights and tokenizer (paper: Qwen3-0.6B); None: from scratch
-    max_tokens: int | None = None  # that it reads of a history (train/history_view.py); None: loss.row_length
-    hidden_size: int = 64
-    num_layers: int = 2
-    num_heads: int = 2
-    mlp_size: int = 192  # also the hidden layer of kind="policy_head"
-    learning_rate: float = 3e-5
-    epochs: int = 2  # passes over the examples of a step
-    batch_rows: int = 4  # packed rows of one optimiser step
-    prefix_share: float = 0.06  # of the examples; the others are roots
-    loss: str = "mse"  # or "bce"
-    weighting: str = "equal"  # or "count": an example weighs as many as its leaves
-    replay_steps: int = 1  # steps whose examples are fitted; 1 is the current step only
-    warmup_prompts: int = 0  # prompts that are rolled out before the first step, outside the budget
-    warmup_rollouts: int = 8  # rollouts of each of them
-    warmup_steps: int = 200  # optimiser steps on them
-    oracle_rollouts: int = 16  # extra rollouts per prompt of kind="oracle", outside the budget
-    oracle_continuations: int = 4  # extra continuations per anchor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,14 +8,16 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from trace_jax.budget.root import is_feasible
 from trace_jax.config import FLAT, ConfigError, RunConfig, split_urls
+from trace_jax.config_allocation import explored_roots
 from trace_jax.config_tasks import DATA_TASKS, SMALL_TASKS
 
 TASKS = SMALL_TASKS + DATA_TASKS
 BFCL_CATEGORIES = ("base", "long_context", "miss_func", "miss_param")
 STRATEGIES = ("grpo", "pcl", "treepo", "trace")
 ENGINES = ("local", "sglang")
-PREDICTORS = ("critic", "policy_head", "oracle")
+PREDICTORS = ("critic", "policy_head", "both", "oracle")
 ADVANTAGES = ("grpo", "dr_grpo", "tree_rpo", "tree_grpo")
 AGGREGATIONS = (
     "sequence_mean_token_mean",
@@ -40,6 +42,7 @@ def _problems(config: RunConfig) -> Iterable[str]:
     yield from _servers(config)
     yield from _pretrained(config)
     yield from _data_tasks(config)
+    yield from _predictor(config)
     yield from _training(config)
     yield from _sampling(config)
 
@@ -60,6 +63,9 @@ def _choices(config: RunConfig) -> Iterable[str]:
         "predictor.kind": (config.predictor.kind, PREDICTORS),
         "predictor.loss": (config.predictor.loss, ("mse", "bce")),
         "predictor.weighting": (config.predictor.weighting, ("equal", "count")),
+        "predictor.targets": (config.predictor.targets, ("backed_up", "bare", "direct")),
+        "predictor.calibration": (config.predictor.calibration, ("none", "temperature", "isotonic")),
+        "budget.objective": (config.budget.objective, ("any_contrast", "advantage_mass", "pairs")),
         "model.dtype": (config.model.dtype, ("float32", "bfloat16")),
         "model.param_dtype": (config.model.param_dtype, ("float32", "bfloat16")),
     }
@@ -83,11 +89,12 @@ def _ranges(config: RunConfig) -> Iterable[str]:
             "loss.mini_batches", "loss.micro_rows", "loss.logit_chunk", "predictor.epochs", "predictor.batch_rows",
             "predictor.warmup_rollouts", "predictor.replay_steps", "predictor.oracle_rollouts",
             "predictor.oracle_continuations", "predictor.hidden_size", "predictor.num_layers",
-            "predictor.num_heads", "predictor.mlp_size", "warm_start.demonstrations", "warm_start.distinct",
+            "predictor.num_heads", "predictor.mlp_size", "predictor.members", "warm_start.demonstrations", "warm_start.distinct",
             "warm_start.micro_rows", "chat.max_prompt_tokens", "math.max_turns", "math.python_workers",
             "math.check_workers", "multihop_qa.max_turns", "multihop_qa.document_characters", "bfcl.max_turns",
             "mesh.data", "mesh.fsdp", "mesh.tensor"),
-        2: ("budget.roots", "budget.rollouts_per_prompt", "budget.roots_per_prompt", "model.context_length"),
+        2: ("budget.roots", "budget.rollouts_per_prompt", "budget.roots_per_prompt", "budget.min_per_prompt",
+            "model.context_length"),
     }  # fmt: skip
     for limit, names in at_least.items():
         for name in names:
@@ -99,11 +106,12 @@ def _ranges(config: RunConfig) -> Iterable[str]:
         if not _get(config, name) > 0:
             yield f"config.{name} is {_get(config, name)}, must be above 0"
     for name in ("sampling.deadline", "sampling.max_response_tokens", "optimizer.max_update_norm",
-                 "predictor.max_tokens"):  # fmt: skip
+                 "predictor.max_tokens", "predictor.update_steps"):  # fmt: skip
         value = _get(config, name)
         if value is not None and not value > 0:
             yield f"config.{name} is {value}, must be above 0 or left unset"
-    for name in ("warm_start.slip_rate", "predictor.prefix_share", "optimizer.b1", "optimizer.b2", "optimizer.momentum",
+    for name in ("warm_start.slip_rate", "predictor.prefix_share", "predictor.held_share", "budget.explore_share",
+                 "optimizer.b1", "optimizer.b2", "optimizer.momentum",
                  "loss.clip_low"):  # fmt: skip
         if not 0 <= _get(config, name) < 1:
             yield f"config.{name} is {_get(config, name)}, must be in [0, 1)"
@@ -133,6 +141,8 @@ def _budget(config: RunConfig) -> Iterable[str]:
     cap = budget.max_per_prompt
     if cap is not None and cap < 2:
         yield f"config.budget.max_per_prompt is {cap}, must be at least 2: a group of one has no contrast"
+    if config.strategy == "trace":
+        yield from _opened(config)
     if config.strategy == "trace" and cap is not None and budget.roots > budget.pool * cap:
         yield (
             f"config.budget.roots is {budget.roots}, but pool * max_per_prompt = {budget.pool} * {cap} = "
@@ -148,6 +158,32 @@ def _budget(config: RunConfig) -> Iterable[str]:
     yield from _groups(config)
     if (budget.unit == "tokens") != (budget.tokens > 0):
         yield f"config.budget.tokens is {budget.tokens} with unit {budget.unit!r}; a token budget needs both"
+
+
+def _opened(config: RunConfig) -> Iterable[str]:
+    """How many root rollouts TRACE may give to a prompt."""
+    budget = config.budget
+    least, cap = budget.min_per_prompt, budget.max_per_prompt
+    if cap is not None and least > cap:
+        yield f"config.budget.min_per_prompt is {least}, above max_per_prompt {cap}; lower the one or raise the other"
+    if least > budget.roots:
+        yield f"config.budget.min_per_prompt is {least}, above budget.roots {budget.roots}; lower it"
+    if cap is not None and cap < 2 * least - 1 and budget.unit == "tokens":
+        yield (
+            f"config.budget.max_per_prompt is {cap}, but with unit 'tokens' every number of roots must be a sum of "
+            f"{least} or more each; raise it to {2 * least - 1} or lower min_per_prompt"
+        )
+    for total in (budget.roots, budget.roots - explored_roots(budget)):
+        if least <= total <= budget.pool * (cap or total) and not is_feasible(budget.pool, total, cap, least):
+            yield (
+                f"config.budget: {total} root rollouts (explore_share {budget.explore_share}) are no sum of {least} to "
+                f"{cap} for each opened prompt; change roots, min_per_prompt or max_per_prompt"
+            )
+    if budget.objective == "pairs" and cap is None:
+        yield (
+            "config.budget.objective 'pairs' is linear in a prompt's rollouts: without a cap one prompt takes all; set "
+            "config.budget.max_per_prompt"
+        )
 
 
 def _groups(config: RunConfig) -> Iterable[str]:
@@ -258,12 +294,32 @@ def _data_tasks(config: RunConfig) -> Iterable[str]:
             yield f"config.{name} is {url!r}; a service's URL is http://HOST:PORT"
 
 
-def _training(config: RunConfig) -> Iterable[str]:
-    if config.predictor.path is not None and config.predictor.kind != "critic":
+def _predictor(config: RunConfig) -> Iterable[str]:
+    predictor = config.predictor
+    if predictor.path is not None and predictor.kind not in ("critic", "both"):
         yield (
-            f"config.predictor.path is {config.predictor.path!r}, but kind {config.predictor.kind!r} has no weights of "
-            "its own; set config.predictor.kind to 'critic' or leave the path unset"
+            f"config.predictor.path is {predictor.path!r}, but kind {predictor.kind!r} has no weights of its own; set "
+            "config.predictor.kind to 'critic' or 'both' or leave the path unset"
         )
+    if not 0 < predictor.replay_decay <= 1:
+        yield f"config.predictor.replay_decay is {predictor.replay_decay}, must be in (0, 1]"
+    if (predictor.calibration != "none") != (predictor.held_share > 0):
+        yield (
+            f"config.predictor.calibration is {predictor.calibration!r} with held_share {predictor.held_share}; a "
+            "calibration needs both, a run without one neither"
+        )
+    if predictor.frozen_states and predictor.kind not in ("policy_head", "both"):
+        yield (
+            f"config.predictor.frozen_states is set, but kind {predictor.kind!r} does not read the policy's states; "
+            "unset it or take kind 'policy_head' or 'both'"
+        )
+    if predictor.expected and predictor.members == 1:
+        yield "config.predictor.expected needs config.predictor.members of 2 or more: a single one has no spread"
+    if predictor.shuffle and predictor.kind == "oracle":
+        yield "config.predictor.shuffle is set, but kind 'oracle' measures; shuffle a learned predictor's scores"
+
+
+def _training(config: RunConfig) -> Iterable[str]:
     if config.overlap and config.loss.tis == "off":
         yield (
             "config.overlap trains on rollouts of weights one step old, but config.loss.tis is 'off'; set it to 'auto' "

@@ -25,6 +25,7 @@ from trace_jax.config import ConfigError, RunConfig
 from trace_jax.engines.base import Engine, EngineDown
 from trace_jax.eval.benchmarks import make_prompts
 from trace_jax.eval.evaluate import Evaluation, evaluate
+from trace_jax.learned import Learned
 from trace_jax.rollout import keys
 from trace_jax.rollout.agent import Limits
 from trace_jax.rollout.environment import Environment
@@ -32,11 +33,10 @@ from trace_jax.rollout.metrics import rollout_metrics, staleness
 from trace_jax.rollout.oracle import OraclePredictor
 from trace_jax.rollout.runner import Sampling
 from trace_jax.rollout.scheduler import OnProgress, collect_batch, sample_batch
+from trace_jax.rollout.shuffled import ShuffledPredictor
 from trace_jax.setup_run import make_advantage, make_strategy
 from trace_jax.train.policy_step import Plan, PolicyTrainer
-from trace_jax.train.predictor import LearnedPredictor, allocation_metrics
-from trace_jax.train.predictor_step import PredictorTrainer
-from trace_jax.train.replay import ReplayWindow, examples_from_trees
+from trace_jax.train.predictor import allocation_metrics
 from trace_jax.train.state import TrainState
 from trace_jax.tree import aggregate, grow, metrics, pack
 from trace_jax.tree.neutral import neutral
@@ -44,16 +44,6 @@ from trace_jax.types import PackedBatch, Prompt, RolloutTree, Stage
 
 _log = logging.getLogger(__name__)
 _PROMPTS_PER_SEED = 10_000_000  # far more than a run draws
-
-
-@dataclasses.dataclass
-class Learned:
-    """A predictor that is fitted while the policy learns."""
-
-    trainer: PredictorTrainer
-    state: TrainState
-    scorer: LearnedPredictor
-    window: ReplayWindow
 
 
 @dataclasses.dataclass
@@ -194,7 +184,8 @@ async def gather(run: Run, step: int, cursor: int, on_progress: OnProgress | Non
     clock.lap("rollout")
     trees = [c.tree for c in collected]
     if scores is not None:
-        value = {prompt.uid: score for prompt, score in zip(prompts, scores, strict=True)}
+        mean = np.atleast_2d(scores).mean(axis=0)  # over draws, where the predictor hands out some
+        value = {prompt.uid: score for prompt, score in zip(prompts, mean, strict=True)}
         trees = [grow.with_values(tree, np.array([0]), np.array([value[tree.prompt_uid]])) for tree in trees]
     planned = int(rollouts.sum())
     report = rollout_metrics(collected, trees, len(prompts))
@@ -222,7 +213,8 @@ def learn(run: Run, gathered: Gathered) -> dict[str, float]:
     config, clock, trees = run.config, _Clock(), gathered.trees
     report = allocation_metrics(trees) if gathered.scored else {}
     if run.learned is not None:
-        report |= _update_predictor(run, trees)
+        rng = keys.host_rng(config.seed, run.step, "predictor")
+        report |= run.learned.update(config.predictor, run.served, trees, rng)
     clock.lap("predictor_update")
     run.policy, policy_report = run.trainer.update(
         run.policy,
@@ -249,7 +241,7 @@ async def publish(run: Run) -> None:
     await run.engine.preload(run.environment.trunk)
     run.served, run.version = params, run.step
     if learned is not None:
-        learned.scorer.set_params(_kept(run, learned.state.params), params)
+        learned.publish(params, _kept(run, learned.state.params))
 
 
 def _kept(run: Run, params: Any, *, own: bool = False) -> Any:
@@ -321,27 +313,10 @@ async def warm_up_predictor(run: Run) -> dict[str, float]:
         concurrency=run.config.sampling.concurrency,
     )
     rng = keys.host_rng(run.config.seed, run.step, "warm_up")
-    learned = run.learned
-    flat = [c.tree for c in collected]  # no branches: roots only
-    examples = examples_from_trees(flat, learned.scorer.view, prefix_share=0.0, rng=rng)
-    learned.state, report = learned.trainer.fit_steps(
-        learned.state, run.served, examples, rng, steps=settings.warmup_steps
-    )
-    learned.scorer.set_params(_kept(run, learned.state.params), run.served)
+    report = run.learned.warm_up(settings, run.served, [c.tree for c in collected], rng)
+    run.learned.publish(run.served, _kept(run, run.learned.state.params))
     counts = sum((c.counts for c in collected), BudgetCount())
     return report | {"predictor/warmup_tokens": counts.generated_tokens}
-
-
-def _update_predictor(run: Run, trees: list[RolloutTree]) -> dict[str, float]:
-    """Eq. 19 on this step's trees, and on those of the replay window if it is longer than one step."""
-    learned, settings = run.learned, run.config.predictor
-    rng = keys.host_rng(run.config.seed, run.step, "predictor")
-    fresh = examples_from_trees(trees, learned.scorer.view, prefix_share=settings.prefix_share, rng=rng)
-    learned.window = learned.window.push(fresh)
-    learned.state, report = learned.trainer.fit(
-        learned.state, run.served, learned.window.examples(), rng, epochs=settings.epochs
-    )
-    return report
 
 
 def _strategy(run: Run) -> Strategy:
@@ -350,23 +325,27 @@ def _strategy(run: Run) -> Strategy:
         roots = run.costs.roots(budget.tokens, budget.continuations_per_root, default=budget.roots)
         if budget.max_per_prompt is not None:
             roots = min(roots, budget.pool * budget.max_per_prompt // 2 * 2)
-        budget = dataclasses.replace(budget, roots=roots)
+        least = -(-budget.min_per_prompt // 2) * 2  # a group, and an even number
+        budget = dataclasses.replace(budget, roots=max(roots, least))
     return make_strategy(run.config, budget)
 
 
 def _predictor(run: Run, step: int):
-    """The learned predictor, or a fresh oracle: it belongs to one policy."""
+    """The learned predictor, its scores shuffled where asked for; or a fresh oracle, which belongs to one policy."""
     settings = run.config.predictor
-    if settings.kind != "oracle":
-        return run.learned.scorer if run.learned else None
-    return OraclePredictor(
-        run.engine,
-        run.environment,
-        sampling=run.sampling(keys.Stream.ORACLE, step=step),
-        rollouts_per_prompt=settings.oracle_rollouts,
-        continuations_per_anchor=settings.oracle_continuations,
-        concurrency=run.config.sampling.concurrency,
-    )
+    if settings.kind == "oracle":
+        return OraclePredictor(
+            run.engine,
+            run.environment,
+            sampling=run.sampling(keys.Stream.ORACLE, step=step),
+            rollouts_per_prompt=settings.oracle_rollouts,
+            continuations_per_anchor=settings.oracle_continuations,
+            concurrency=run.config.sampling.concurrency,
+        )
+    if run.learned is None:
+        return None
+    scorer = run.learned.scorer
+    return ShuffledPredictor(scorer, run.config.seed, step) if settings.shuffle else scorer
 
 
 def _updated_costs(costs: ExpectedTokens, trees: list[RolloutTree]) -> ExpectedTokens:

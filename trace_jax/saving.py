@@ -1,7 +1,7 @@
 """A run as a checkpoint, and back.
 
-What is saved: policy and optimiser, predictor and its optimiser, replay window, data cursor, the allocator's expected
-tokens, step (also the weight version). Noise is derived from (seed, step), so there is no generator to save.
+What is saved: policy and optimiser, predictor and its optimiser, replay window, held-back roots and calibration, data
+cursor, the allocator's expected tokens, step (also the weight version). Noise is derived from (seed, step), so there is no generator to save.
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ import dataclasses
 import os
 from typing import Any
 
+import numpy as np
+
 from trace_jax import config as config_lib
 from trace_jax.budget.expected import ExpectedTokens
 from trace_jax.config import RunConfig
+from trace_jax.learned import Learned
 from trace_jax.loop import Run
+from trace_jax.objectives import recalibration
 from trace_jax.train import replay
 from trace_jax.train.checkpoint import Checkpointer, CheckpointError, Snapshot
 from trace_jax.train.policy_step import PolicyTrainer
+
+_HELD = "held_"  # before the names of the held-back roots' arrays
 
 
 def open_checkpoints(config: RunConfig, folder: str | os.PathLike[str]) -> Checkpointer:
@@ -32,7 +38,7 @@ def snapshot(run: Run) -> Snapshot:
     host = {}
     if run.learned is not None:
         arrays["predictor"] = run.learned.state
-        host = run.learned.window.to_arrays()
+        host = _learned_arrays(run.learned)
     document = {"cursor": run.cursor, "weight_version": run.step, "costs": dataclasses.asdict(run.costs)}
     document |= {"base": run.base}
     return Snapshot(step=run.step, arrays=arrays, host=host, document=document)
@@ -50,10 +56,24 @@ def restore(run: Run, checkpoints: Checkpointer) -> bool:
     run.policy = found.arrays["policy"]
     if run.learned is not None:
         run.learned.state = found.arrays["predictor"]
-        run.learned.window = replay.window_from_arrays(found.host, size=run.learned.window.size)
+        _restore_learned(run.learned, found.host)
     run.step, run.cursor = found.step, found.document["cursor"]
     run.costs = ExpectedTokens(**found.document["costs"])
     return True
+
+
+def _learned_arrays(learned: Learned) -> dict[str, np.ndarray]:
+    """What the next step needs of a learned predictor beside its parameters."""
+    arrays = learned.window.to_arrays() | {"recalibration": learned.recalibration.to_array()}
+    return arrays | {f"{_HELD}{name}": array for name, array in learned.held.to_arrays().items()}
+
+
+def _restore_learned(learned: Learned, arrays: dict[str, np.ndarray]) -> None:
+    held = {name.removeprefix(_HELD): array for name, array in arrays.items() if name.startswith(_HELD)}
+    for name, source in (("window", arrays), ("held", held)):
+        window = getattr(learned, name)
+        setattr(learned, name, replay.window_from_arrays(source, size=window.size, decay=window.decay))
+    learned.recalibration = recalibration.from_array(arrays["recalibration"])
 
 
 def restore_policy(

@@ -10,10 +10,11 @@ import jax
 from jax.sharding import Mesh
 
 from trace_jax.config import ConfigError, RunConfig
-from trace_jax.loop import Learned
+from trace_jax.learned import Learned
 from trace_jax.models import folder as model_folder
 from trace_jax.models import predictor as predictors
 from trace_jax.models.config import DecoderConfig
+from trace_jax.objectives import recalibration
 from trace_jax.objectives import value as value_losses
 from trace_jax.setup_run import make_strategy
 from trace_jax.tasks import tokenizer as tokenizers
@@ -22,6 +23,7 @@ from trace_jax.train import replay
 from trace_jax.train.history_view import HistoryView, recoder
 from trace_jax.train.predictor import LearnedPredictor
 from trace_jax.train.predictor_step import PredictorTrainer
+from trace_jax.tree import targets
 
 
 def make_learned(config: RunConfig, model: DecoderConfig, mesh: Mesh, tokenizer: Any, *, skip: int) -> Learned | None:
@@ -38,15 +40,20 @@ def make_learned(config: RunConfig, model: DecoderConfig, mesh: Mesh, tokenizer:
         return None
     key, view = jax.random.key(config.seed), HistoryView(_limit(config), skip=skip)
     if settings.kind == "policy_head":
-        trainer = _trainer(config, predictors.policy_head(model, mlp_size=settings.mlp_size), mesh)
+        head = predictors.policy_head(model, mlp_size=settings.mlp_size, members=settings.members)
+        trainer = _trainer(config, head, mesh)
         return _learned(config, trainer, trainer.init(key), HistoryView(_limit(config)))
+    if settings.kind == "both":
+        view = HistoryView(_limit(config))
     if settings.path is None:
-        trainer = _trainer(config, predictors.critic(_small_decoder(config, model)), mesh)
+        trainer = _trainer(config, _with_decoder(config, _small_decoder(config, model), model), mesh)
         return _learned(config, trainer, trainer.init(key), view)
     try:
         recode, size = _tokens_of(settings.path, tokenizer)
         cfg = _pretrained_decoder(config, model, size)
-        trainer = _trainer(config, predictors.critic(cfg), mesh)
+        if recode is not None and settings.kind == "both":
+            raise ValueError("the folder's tokenizer is not the policy's, but kind 'both' reads the same tokens twice")
+        trainer = _trainer(config, _with_decoder(config, cfg, model), mesh)
         backbone = model_folder.load_params(
             settings.path, cfg, dtype="float32", shardings=trainer.shardings.params["decoder"], with_head=False
         )
@@ -56,13 +63,37 @@ def make_learned(config: RunConfig, model: DecoderConfig, mesh: Mesh, tokenizer:
     return _learned(config, trainer, trainer.adopt(backbone, key), view)
 
 
+def _with_decoder(config: RunConfig, cfg: DecoderConfig, policy: DecoderConfig) -> predictors.PredictorModel:
+    """A predictor with a decoder of its own, which reads the policy's states too or not."""
+    settings = config.predictor
+    if settings.kind == "both":
+        return predictors.both(cfg, policy, mlp_size=settings.mlp_size, members=settings.members)
+    return predictors.critic(cfg, mlp_size=settings.mlp_size, members=settings.members)
+
+
 def _limit(config: RunConfig) -> int:
     """Tokens of a history that the predictor reads at most, and of its rows."""
     return config.predictor.max_tokens or config.loss.row_length
 
 
 def _learned(config: RunConfig, trainer: PredictorTrainer, state: Any, view: HistoryView) -> Learned:
-    return Learned(trainer, state, LearnedPredictor(trainer, view), replay.ReplayWindow(config.predictor.replay_steps))
+    settings = config.predictor
+    kinds = {"backed_up": targets.backed_up, "bare": targets.bare, "direct": targets.direct}
+    maps = {
+        "none": None,
+        "temperature": recalibration.fit_temperature,
+        "isotonic": recalibration.fit_isotonic,
+    }
+    window = replay.ReplayWindow(settings.replay_steps, decay=settings.replay_decay)
+    return Learned(
+        trainer=trainer,
+        state=state,
+        scorer=LearnedPredictor(trainer, view, draws=settings.expected),
+        targets=kinds[settings.targets],
+        window=window,
+        held=window,
+        calibrate=maps[settings.calibration],
+    )
 
 
 def _trainer(config: RunConfig, model: predictors.PredictorModel, mesh: Mesh) -> PredictorTrainer:

@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from trace_jax.budget import contrast
 from trace_jax.budget.grpo import Grpo
 from trace_jax.budget.pcl import Pcl
 from trace_jax.budget.strategy import Strategy
 from trace_jax.budget.trace import Trace
 from trace_jax.budget.treepo import TreePo
-from trace_jax.config import FLAT, BudgetConfig, ConfigError, RunConfig, split_urls
+from trace_jax.config import FLAT, ConfigError, RunConfig, split_urls
+from trace_jax.config_allocation import BudgetConfig, explored_roots
 from trace_jax.config_tasks import DATA_TASKS
 from trace_jax.engines.base import Engine
 from trace_jax.engines.local import LocalEngine, LocalEngineConfig
@@ -42,6 +44,7 @@ from trace_jax.tree import advantage
 
 
 _CHECKED_DEMONSTRATIONS = 8
+_OBJECTIVES = {"any_contrast": None, "advantage_mass": contrast.advantage_mass, "pairs": contrast.pairs}
 _PACKAGE = "package:"  # a path that names a Python package with a GGUF file in it
 
 
@@ -216,6 +219,9 @@ def make_strategy(config: RunConfig, budget: BudgetConfig) -> Strategy:
             root_budget=budget.roots,
             continuations_per_root=budget.continuations_per_root,
             max_per_prompt=budget.max_per_prompt,
+            min_per_prompt=budget.min_per_prompt,
+            objective=_OBJECTIVES[budget.objective],
+            explore_roots=explored_roots(budget),
         ),
     }
     return makers[config.strategy]()

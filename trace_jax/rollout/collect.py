@@ -26,11 +26,14 @@ class Predictor(Protocol):
     """Predicts success, for the allocator only: it never touches the policy gradient. Many calls may be in flight."""
 
     async def score_prompts(self, prompts: Sequence[Prompt]) -> np.ndarray:
-        """float [B] in [0, 1]: the predicted success rate of each prompt."""
+        """float [B] in [0, 1]: the predicted success rate of each prompt; or [S, B], S draws of each."""
         ...
 
     async def score_anchors(self, tree: RolloutTree, anchors: np.ndarray) -> np.ndarray:
-        """float [A] in [0, 1]: the predicted success rate from each anchor (node ids); reads H_t, nothing after it."""
+        """float [A] in [0, 1]: the predicted success rate from each anchor (node ids); reads H_t, nothing after it.
+
+        Or [S, A], S draws of each.
+        """
         ...
 
 
@@ -114,11 +117,11 @@ class _Growth:
         await self._add(bare_starts(self._prompt, leaves), "stage1")
 
     async def score(self, predictor: Predictor, anchors: np.ndarray) -> np.ndarray:
-        """The predictor's values of `anchors`, which the tree keeps."""
+        """The predictor's values of `anchors`, or draws of them; the tree keeps them, or their mean."""
         begin = time.perf_counter()
         value = np.asarray(await predictor.score_anchors(self.tree, anchors), np.float64)
         self._seconds["score"] += time.perf_counter() - begin
-        self.tree = grow.with_values(self.tree, anchors, value)
+        self.tree = grow.with_values(self.tree, anchors, np.atleast_2d(value).mean(axis=0))
         return value
 
     async def fork(self, anchors: np.ndarray, copies: np.ndarray) -> None:

@@ -66,6 +66,14 @@ class LearnedPredictor:
         """
         self._params = (params, policy_params, recalibrate)
 
+    def raw(self, params: Any, policy_params: Any, histories: Sequence[np.ndarray]) -> np.ndarray:
+        """float64 [n]: the mean over members, not recalibrated, at the end of each history as the predictor reads it."""
+        if not histories:
+            return np.zeros(0)
+        batch, row, col = prefix_rows.pack_shared(histories, row_length=self._trainer.row_length)
+        score = self._trainer.score(params, policy_params, rows_lib.filled_rows(batch, ("token", "pos", "end")))
+        return np.atleast_2d(score[..., row, col].astype(np.float64)).mean(axis=0)
+
     async def score_prompts(self, prompts: Sequence[Prompt]) -> np.ndarray:
         """float64 [B], or with `draws` [S, B]: the predicted success rate of each prompt.
 

@@ -1,0 +1,63 @@
+"""The settings of what the budget is, and of the predictor that says where it goes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetConfig:
+    """The rollout budget of a step. Units: a root rollout is 1, a continuation 1/2 (paper E.5)."""
+
+    pool: int = 64  # B: candidate prompts drawn each step
+    roots: int = 128  # M: root rollouts of TRACE; every strategy spends M (1 + N / 2) units
+    continuations_per_root: int = 2  # N
+    rollouts_per_prompt: int = 8  # G of the flat strategies
+    roots_per_prompt: int = 4  # bare rollouts of a prompt of TreePO
+    max_per_prompt: int | None = None  # cap on m_i; the paper has none
+    min_per_prompt: int = 2  # least m_i of a prompt that is opened (ours); the paper's is 2
+    objective: str = "any_contrast"  # of stage 1 (budget/contrast.py): paper Eq. 12; "advantage_mass", "pairs" (ours)
+    explore_share: float = 0.0  # of M, in pairs to prompts that the allocator would skip (ours; budget/explore.py)
+    unit: str = "rollouts"  # or "tokens": M shrinks or grows so that the expected tokens of a step are `tokens`
+    tokens: int = 0  # generated tokens of a step, for unit="tokens"
+
+
+def explored_roots(budget: BudgetConfig) -> int:
+    """How many of the M root rollouts explore: the nearest even number to M `explore_share` that leaves a group."""
+    return 2 * min(round(budget.roots * budget.explore_share / 2), (budget.roots - budget.min_per_prompt) // 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictorConfig:
+    """The success predictor (paper section 4.3, E.6). The last fields are options of ours, off as in the paper."""
+
+    # "critic": a model of its own (paper); "policy_head": on the policy's states (ours); "both": on the critic's and the
+    # policy's states (ours); "oracle": many extra rollouts in place of a model, the upper control.
+    kind: str = "critic"
+    frozen_states: bool = False  # read the states of the policy before training, not the present one's (ours)
+    members: int = 1  # of an ensemble of read-outs (ours; models/predictor.py)
+    expected: bool = False  # allocate by the mean of V_root over the members, not by V_root of their mean (ours)
+    shuffle: bool = False  # the lower control: every score goes to another prompt or anchor
+    path: str | None = None  # folder of the critic's weights and tokenizer (paper: Qwen3-0.6B); None: from scratch
+    max_tokens: int | None = None  # that it reads of a history (train/history_view.py); None: loss.row_length
+    hidden_size: int = 64
+    num_layers: int = 2
+    num_heads: int = 2
+    mlp_size: int = 192  # also the hidden layer of kind="policy_head"
+    learning_rate: float = 3e-5
+    epochs: int = 2  # passes over the examples
+    batch_rows: int = 4  # packed rows of one optimiser step
+    prefix_share: float = 0.06  # of the examples; the others are roots
+    loss: str = "mse"  # or "bce"
+    weighting: str = "equal"  # or "count": an example weighs as many as its outcomes
+    targets: str = "backed_up"  # paper Eq. 18; "bare", "direct" (ours; tree/targets.py)
+    replay_steps: int = 1  # steps whose examples are fitted, the warm-up is one of them; 1 is the current step only
+    replay_decay: float = 1.0  # what is k steps old weighs decay^k
+    update_steps: int | None = None  # optimiser steps after each step; None: `epochs` passes over the window
+    calibration: str = "none"  # "temperature", "isotonic": a map of the scores, fitted to roots that are held back
+    held_share: float = 0.0  # of a step's prompts, held back from the fit for the calibration
+    warmup_prompts: int = 0  # prompts that are rolled out before the first step, outside the budget
+    warmup_rollouts: int = 8  # rollouts of each of them
+    warmup_steps: int = 200  # optimiser steps on them
+    oracle_rollouts: int = 16  # extra rollouts per prompt of kind="oracle", outside the budget
+    oracle_continuations: int = 4  # extra continuations per anchor
