@@ -13,19 +13,19 @@ import numpy as np
 
 from trace_jax.budget.account import BudgetCount
 from trace_jax.engines.base import Engine
+from trace_jax.rollout import replay
 from trace_jax.rollout.environment import Environment
 from trace_jax.rollout.keys import Stream
 from trace_jax.rollout.runner import Runner, Sampling, Start, bare_starts
 from trace_jax.rollout.slots import EpisodeSlots, run_all
-from trace_jax.tree import query
-from trace_jax.types import Prompt, RolloutTree, Stage
+from trace_jax.types import Prompt, RolloutTree
 
 
 class OraclePredictor:
     """Scores by sampling, behind the `collect.Predictor` protocol. It belongs to one policy: make a new one each step.
 
-    An anchor's environment state is rebuilt by replaying the path's actions from the prompt, so tasks must be
-    deterministic. What it spends is counted in `counts` only.
+    An anchor's environment state is rebuilt by replaying the path's actions from the prompt (`rollout/replay.py`).
+    What it spends is counted in `counts` only.
 
     Args:
       engine, environment: as in `collect_batch`.
@@ -67,38 +67,17 @@ class OraclePredictor:
         """float64 [A]: mean success of K continuations of each anchor. ValueError for a prompt it has not scored."""
         if tree.prompt_uid not in self._prompts:
             raise ValueError(f"oracle: prompt {tree.prompt_uid!r} was not scored in this step; score all prompts first")
-        states = await self._replay(tree, anchors)
-        depth, size = query.depth(tree), self._prompts[tree.prompt_uid].tokens.shape[0]
-        starts = []
-        for node in np.asarray(anchors).tolist():
-            history = query.prefix_tokens(tree, node)
-            first = self._rollouts + node * self._continuations  # by node id: no two nodes share a key
-            starts.append(
-                [
-                    Start(node, Stage.CONTINUATION, leaf, history, states[node], int(depth[node]), size)
-                    for leaf in range(first, first + self._continuations)
-                ]
-            )
+        prompt = self._prompts[tree.prompt_uid]
+        states, calls = await replay.states_at(self._runner.environment, prompt, tree, anchors)
+        self.counts += BudgetCount(tool_calls=calls)
+        starts = replay.continuation_starts(
+            prompt, tree, states, anchors, copies=self._continuations, first_leaf=self._rollouts
+        )
         return await self._means([tree.prompt_uid] * len(starts), starts)
 
     async def _means(self, uids: Sequence[str], starts: Sequence[Sequence[Start]]) -> np.ndarray:
         groups = await run_all(self._runner.run(uid, group) for uid, group in zip(uids, starts, strict=True))
         return np.array([np.mean([episode.turns[-1].success for episode in group]) for group in groups], np.float64)
-
-    async def _replay(self, tree: RolloutTree, anchors: np.ndarray) -> dict[int, Any]:
-        """The environment's state at each anchor and above it, by node."""
-        environment = self._runner.environment
-        timeout = environment.task.tool_timeout
-        states = {0: self._prompts[tree.prompt_uid].state}
-        for anchor in np.asarray(anchors).tolist():
-            for node in query.path(tree, anchor).tolist():
-                if node not in states:
-                    span = slice(tree.offset[node], tree.offset[node + 1])
-                    action = tree.token[span][tree.is_action[span]]
-                    result = await environment.step(states[int(tree.parent[node])], action, timeout)
-                    states[node] = result.state
-                    self.counts += BudgetCount(tool_calls=result.tool_calls)
-        return states
 
     def _count(self, episode: Any) -> None:
         self.counts += episode.counts
