@@ -3,8 +3,8 @@
     python -m experiments.predictor.bias
 
 writes bias.json beside this file and prints a table. An episode has at most 5 turns, each is good with the prompt's
-chance p, and it succeeds, and ends, with the third good one. So a history is worth V = P(Binomial(turns left, p) >= good
-turns missing). Half of the prompts have p = 0.35 and half p = 0.65, so all is symmetric about V = 1/2. Each tree has 4
+chance p, and it succeeds, and ends, with the third good one. So a history is worth
+V = P(Binomial(turns left, p) >= good turns missing). Half of the prompts have p = 0.35 and half p = 0.65, so all is symmetric about V = 1/2. Each tree has 4
 bare rollouts and 8 continuations, placed by one of `FORKS`; `TARGETS` are the targets of `trace_jax.tree.targets` with
 an example's weight. The bias of a state (p, turns done, good ones) is sum w (mean - V) / sum w over all its examples.
 
@@ -15,8 +15,8 @@ after a failure. Three things follow.
   outcomes is off by V (1 - V) (1 / (1 + K_1) - 1 / (1 + K_0)), which is negative for V < 1/2 and positive for V > 1/2:
   away from one half. That is `direct_equal`. Weights as the counts take it back (`direct_count`; see `tree.targets`).
 * Above y, Eq. 18 also counts y's continuations, with the mean V(y). Surprise is likeliest where V(y) is near one half,
-  from both sides: an anchor with K_1 = 1 below and K_0 = 1 above one half has min(V, 1 - V) continuations on average. So
-  the states that lend their leaves lie nearer to one half than those that the policy visits, and the mean at an
+  from both sides: an anchor with K_1 = 1 below and K_0 = 1 above one half has min(V, 1 - V) continuations on average.
+  So the states that lend their leaves lie nearer to one half than those that the policy visits, and the mean at an
   ancestor moves towards one half. At the root this is all there is: too high for V < 1/2, too low for V > 1/2.
 * Examples with two leaves or more are those that were forked, so where r was a surprise: towards one half again, and
   alone with dilution at the last anchors, which have no fork below.
@@ -226,7 +226,7 @@ def absolute(errors: Errors, states: np.ndarray) -> Estimate:
 
 
 def measure(trees: int, seed: int) -> dict[str, Estimate]:
-    """`TARGETS/FORKS[/PART]` -> (bias, standard error). PART: `depth=D`; `low` or `high`, signed, V below or above 1/2."""
+    """`TARGETS/FORKS[/PART]` -> (bias, standard error). PART: `depth=D`; `low`, `high`: signed, V below, above 1/2."""
     found = {}
     for number, (forks, place) in enumerate(FORKS.items()):
         for name, errors in simulate(place, trees, np.random.default_rng((seed, number))).items():

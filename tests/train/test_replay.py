@@ -56,7 +56,7 @@ def test_roots_and_branch_nodes_by_hand():
 
 
 def test_other_targets_have_other_turns():
-    """`direct`: root 0 with 2 outcomes; 1 and 2 with their rollout's success and a continuation's, the other 3 alone."""
+    """`direct`: 2 outcomes of root 0; 1 and 2 with their rollout's success and a continuation's, the others alone."""
     rng = np.random.default_rng(0)
     got = replay.examples_from_trees([_tree()], WHOLE, prefix_share=0.9, rng=rng, targets=targets.direct)
     assert [p.size for p in got.prefixes] == [3, 5, 7, 5, 7]  # nodes 0, 1, 2, 4, 7
@@ -165,7 +165,9 @@ def test_age_is_counted_in_steps_with_examples_or_without():
     np.testing.assert_array_equal(window.examples().weight, _examples(3, 3).weight * np.float32(0.125))
 
 
-@pytest.mark.parametrize("size, decay, message", [(2, 0.0, "decay is 0.0"), (2, 1.5, "decay is 1.5"), (50, 0.1, "next")])
+@pytest.mark.parametrize(
+    "size, decay, message", [(2, 0.0, "decay is 0.0"), (2, 1.5, "decay is 1.5"), (50, 0.1, "next to nothing")]
+)
 def test_decay_out_of_range(size, decay, message):
     with pytest.raises(ValueError, match=message):
         replay.ReplayWindow(size, decay=decay).push(_examples(0, 1))

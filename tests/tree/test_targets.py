@@ -64,7 +64,7 @@ def test_definitions(kind, case: Case, data):
 
 
 def test_the_worked_tree_by_hand():
-    """Leaves: bare 3 (success 1) over turns 1, 2; bare 5 (0) over turn 4; 6 (0), 7 (1) from turn 1; 8 (1), 9 (0) from 4."""
+    """Bare leaves 3 (success 1) over turns 1, 2 and 5 (0) over turn 4; 6 (0), 7 (1) from turn 1; 8 (1), 9 (0) from 4."""
     tree = worked_case().tree
     third, half = 1 / 3, 1 / 2
     assert as_dict(targets.backed_up(tree)) == {0: (half, 6), 1: (2 / 3, 3), 4: (third, 3)}
@@ -77,7 +77,7 @@ def test_the_worked_tree_by_hand():
 
 
 def test_a_deeper_fork_counts_only_for_eq_18():
-    """One bare rollout of 4 turns (1-4, success 1), a continuation of 2 turns (5, 6, success 0) from its second turn."""
+    """A bare rollout of 4 turns (1-4, success 1), a continuation of 2 turns (5, 6, success 0) from its second."""
     tree = build([chain(4, 1.0)], [(0, 2, chain(2, 0.0))]).tree
     assert as_dict(targets.direct(tree)) == {0: (1, 1), 1: (1, 1), 2: (0.5, 2), 3: (1, 1), 5: (0, 1)}
     assert as_dict(targets.backed_up(tree)) == {0: (0.5, 2), 1: (0.5, 2), 2: (0.5, 2)}

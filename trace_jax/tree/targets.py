@@ -1,4 +1,4 @@
-"""What the nodes of a finished tree teach the predictor: for each example a mean success and how many outcomes it is of.
+"""What the nodes of a finished tree teach the predictor: a mean success for each example, and of how many outcomes.
 
 An example's node is the root or a turn, H its history, V = V(H) the policy's chance of success from there. Leaves that
 the engine gave up on (ENGINE_ERROR) are no outcomes of the policy and are left out everywhere; a node that no outcome
