@@ -34,7 +34,7 @@ _TITLES = (
     ("effective ratio", "step"),
     ("success of active prompts", "step"),
     ("held-out success", "step"),
-    ("held-out success", "thousand generated tokens, the predictor's warm-up among them"),
+    ("held-out success", "thousand generated tokens, warm-up included"),
 )
 
 

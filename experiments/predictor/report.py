@@ -51,6 +51,9 @@ DIFFERENCE_METRICS = (
     "gain_per_100k_tokens_with_warmup",
 )
 
+COMPARED = tuple(name for name in DIFFERENCE_METRICS if name != "success_last")  # columns; the gain says the same
+_NOTHING = results_lib.summarise([])
+
 
 def write(raw: Path, folder: Path) -> None:
     """Reads raw/TASK-STRATEGY-SEED.jsonl and writes the three files into `folder`."""
@@ -150,8 +153,7 @@ def comparisons(runs: Runs) -> dict[str, results_lib.Summary]:
             for metric in SHARE_METRICS:
                 pairs = _paired(runs, task, one, other, metric)
                 if pairs:
-                    share = results_lib.with_interval([a / b if b else None for a, b in pairs])
-                    found[f"{task}/{name}/{metric}"] = share
+                    found[f"{task}/{name}/{metric}"] = results_lib.with_interval([a / b for a, b in pairs if b])
         gains = _paired(runs, task, *SHARES[GAIN_SHARE], "success_gain")
         if gains:
             found[f"{task}/{GAIN_SHARE}/success_gain"] = results_lib.ratio_of_means(*zip(*gains, strict=True))
@@ -170,17 +172,16 @@ def _paired(runs: Runs, task: str, one: str, other: str, metric: str) -> list[tu
 
 
 def tables(results: dict[str, results_lib.Summary]) -> str:
-    """Markdown: a row per task and strategy; a row per share and per difference. Mean and 95 % interval over seeds."""
+    """Markdown: a row per task and strategy; a row per task and comparison. Mean and 95 % interval over seeds."""
     strategies = results_lib.table(results, figure.LABELS, COLUMNS, DIGITS, results_lib.interval_cell)
     compared = {name: (pair, "as a share of") for name, pair in SHARES.items()}
     compared |= {name: (pair, "minus") for name, pair in DIFFERENCES.items()}
     lines = []
     for task in sorted({name.split("/")[0] for name in results}):
         for name, ((one, other), word) in compared.items():
-            for metric in METRICS:
-                summary = results.get(f"{task}/{name}/{metric}")
-                if summary:
-                    title = f"{figure.LABELS[one]} {word} {figure.LABELS[other]}"
-                    lines.append([task, title, metric.replace("_", " "), results_lib.interval_cell(summary), summary["n"]])
-    headers = ["task", "compared", "measure", "mean [95 % interval]", "seeds"]
+            found = [results.get(f"{task}/{name}/{metric}", _NOTHING) for metric in COMPARED]
+            if any(summary["n"] for summary in found):
+                title = f"{figure.LABELS[one]} {word} {figure.LABELS[other]}"
+                lines.append([task, title, *map(results_lib.interval_cell, found)])
+    headers = ["task", "compared", *(metric.replace("_", " ") for metric in COMPARED)]
     return f"{strategies}\n{tabulate(lines, headers=headers, tablefmt='github', disable_numparse=True)}\n"

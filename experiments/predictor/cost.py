@@ -1,0 +1,213 @@
+"""Seconds that each form of the predictor takes of a step, and how they grow with the length of histories.
+
+    python -m experiments.predictor.cost
+
+One process warms up a quickstart run, records one step of it (its pool and its trees) and lets every form score and fit
+that step, in rounds: each round also trains one real step, whose seconds are what the shares are of, and starts with
+another form than the round before. Writes cost.json and cost.png. Numbers are medians over rounds beside mean, least
+and greatest:
+
+    cost/FORM/score_seconds          the pool, then all anchors of all trees
+    cost/FORM/update_seconds         the fit after the step
+    cost/FORM/share_of_step          both, of the real step of the same round (which holds the default form's own)
+    cost/growth/FORM/tokens=N/...    HISTORIES histories of N tokens: score_seconds, update_seconds (one pass),
+                                     score_ms_per_1000_tokens
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs import quickstart
+from experiments import results as results_lib
+from experiments.predictor import cost_figure
+from trace_jax import assemble, config_checks, loop, setup_run
+from trace_jax import config as config_lib
+from trace_jax.learned import Learned
+from trace_jax.setup_predictor import make_learned
+from trace_jax.train.replay import Examples
+from trace_jax.tree import query
+from trace_jax.types import Prompt, RolloutTree
+
+HERE = Path(__file__).resolve().parent
+# Settings of config.predictor beside configs/quickstart.py: forms of the model, then of what it is fitted to.
+MODELS: dict[str, dict[str, Any]] = {
+    "critic": {},
+    "critic_small": {"hidden_size": 32, "mlp_size": 96},
+    "policy_head": {"kind": "policy_head"},
+    "both": {"kind": "both"},
+    "members_8": {"members": 8},
+}
+FITS: dict[str, dict[str, Any]] = {
+    f"{targets}_{share}": {"targets": targets, "prefix_share": share}
+    for targets in ("bare", "direct")
+    for share in (0.06, 0.5, 0.9)
+}
+FORMS = MODELS | FITS
+LENGTHS = (16, 32, 64, 128)
+HISTORIES = 64
+EARLIER_STEPS = 3  # before the recorded one; the first ones compile
+Seconds = dict[str, list[float]]  # of each round, by name of what was measured
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """A step as the predictor sees it."""
+
+    prompts: list[Prompt]  # the pool
+    trees: list[RolloutTree]
+    policy: Any  # its parameters in that step
+
+
+def run_config(overrides: dict[str, Any], cache: Path) -> config_lib.RunConfig:
+    """The quickstart's config with other settings of the predictor."""
+    config = quickstart.get_config()
+    config.strategy = "trace"
+    config.warm_start.cache = str(cache)
+    config.predictor.update(overrides)
+    return config_checks.check(config_lib.parse(config))
+
+
+async def record(run: loop.Run) -> Recorded:
+    """A few steps of the run, then one more of which only the rollouts are made."""
+    await loop.publish(run)
+    if run.config.predictor.warmup_prompts:
+        await loop.warm_up_predictor(run)
+    for _ in range(EARLIER_STEPS):
+        await loop.train_step(run)
+    await loop.publish(run)
+    prompts = run.training_prompts(run.config.budget.pool, run.cursor)
+    gathered = await loop.gather(run, run.step, run.cursor)
+    return Recorded(prompts, gathered.trees, jax.tree.map(jnp.copy, run.served))
+
+
+class Form:
+    """One form of the predictor with a state of its own."""
+
+    def __init__(self, overrides: dict[str, Any], run: loop.Run):
+        """Built as `assemble` builds that of `run`, for the same policy; nothing is compiled yet."""
+        config = run_config(overrides, Path(run.config.warm_start.cache))
+        tokenizer = setup_run.make_tokenizer(config, setup_run.make_task(config))
+        model, mesh = run.trainer.model, run.trainer.mesh
+        self.settings = config.predictor
+        self.learned: Learned = make_learned(config, model, mesh, tokenizer, skip=run.environment.trunk.size)
+
+    async def score(self, step: Recorded) -> float:
+        """Seconds for the pool's prompts and then for all anchors, which wait together and share passes."""
+        scorer = self.learned.scorer
+        self.learned.publish(step.policy, self.learned.state.params)
+        begin = time.perf_counter()
+        await scorer.score_prompts(step.prompts)
+        await asyncio.gather(*(scorer.score_anchors(tree, query.anchors(tree)) for tree in step.trees))
+        return time.perf_counter() - begin
+
+    async def update(self, step: Recorded, rng: np.random.Generator) -> float:
+        """Seconds of the fit after a step."""
+        begin = time.perf_counter()
+        self.learned.update(self.settings, step.policy, step.trees, rng)
+        jax.block_until_ready(self.learned.state)
+        return time.perf_counter() - begin
+
+    async def score_histories(self, step: Recorded, histories: Sequence[np.ndarray]) -> float:
+        """Seconds for histories that have nothing in common."""
+        prompts = [Prompt(str(i), tokens, None) for i, tokens in enumerate(histories)]
+        self.learned.publish(step.policy, self.learned.state.params)
+        begin = time.perf_counter()
+        await self.learned.scorer.score_prompts(prompts)
+        return time.perf_counter() - begin
+
+    async def fit_histories(self, step: Recorded, histories: Sequence[np.ndarray], rng: np.random.Generator) -> float:
+        """Seconds of one pass over them."""
+        ones = np.ones(len(histories))
+        examples = Examples(tuple(histories), ones.astype(np.float32) / 2, ones.astype(np.int32), ones.astype(bool))
+        begin = time.perf_counter()
+        trainer, state = self.learned.trainer, self.learned.state
+        self.learned.state, _ = trainer.fit(state, step.policy, examples, rng, epochs=1)
+        jax.block_until_ready(self.learned.state)
+        return time.perf_counter() - begin
+
+
+async def measure(run: loop.Run, rounds: int) -> Seconds:
+    """All seconds of all rounds, behind one round of each that is not kept: it compiles."""
+    seconds: Seconds = {}
+    step = await record(run)
+    forms = {name: Form(overrides, run) for name, overrides in FORMS.items()}
+    lengths = histories(run.trainer.model.vocab_size)
+    for form in forms.values():
+        for earlier in range(form.settings.replay_steps):  # until its window is full
+            await form.update(step, np.random.default_rng(earlier))
+    for number in range(-1, rounds):
+        kept: Seconds = {"step": [(await loop.train_step(run))["time/step"]]}
+        for name in _rotated(list(FORMS), number):
+            rng = np.random.default_rng(number + 1)
+            kept[f"{name}/score_seconds"] = [await forms[name].score(step)]
+            kept[f"{name}/update_seconds"] = [await forms[name].update(step, rng)]
+        for name in _rotated(list(MODELS), number):
+            for length, some in lengths.items():
+                where, rng = f"growth/{name}/tokens={length}", np.random.default_rng(number + 1)
+                kept[f"{where}/score_seconds"] = [await forms[name].score_histories(step, some)]
+                kept[f"{where}/update_seconds"] = [await forms[name].fit_histories(step, some, rng)]
+        if number >= 0:
+            for name, taken in kept.items():
+                seconds.setdefault(name, []).extend(taken)
+            print(f"round {number + 1} of {rounds}", flush=True)
+    await run.engine.close()
+    return seconds
+
+
+def _rotated(names: list[str], by: int) -> list[str]:
+    by %= len(names)
+    return names[by:] + names[:by]
+
+
+def histories(vocab_size: int) -> dict[int, list[np.ndarray]]:
+    """HISTORIES random ones of each length."""
+    rng = np.random.default_rng(0)
+    return {n: list(rng.integers(0, vocab_size, (HISTORIES, n), dtype=np.int32)) for n in LENGTHS}
+
+
+def summaries(seconds: Seconds) -> dict[str, results_lib.Summary]:
+    """`cost/...` of all rounds."""
+    found = dict(seconds)
+    for name in FORMS:
+        parts = zip(seconds[f"{name}/score_seconds"], seconds[f"{name}/update_seconds"], seconds["step"], strict=True)
+        found[f"{name}/share_of_step"] = [(score + update) / step for score, update, step in parts]
+    for name in MODELS:
+        for length in LENGTHS:
+            where = f"growth/{name}/tokens={length}"
+            taken = seconds[f"{where}/score_seconds"]
+            found[f"{where}/score_ms_per_1000_tokens"] = [1e6 * s / (HISTORIES * length) for s in taken]
+    found["step_seconds"] = found.pop("step")
+    return {
+        f"cost/{name}": results_lib.summarise(values) | {"median": statistics.median(values)}
+        for name, values in found.items()
+    }
+
+
+def main() -> None:
+    """Parses the command line, measures, writes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", default=7, type=int)
+    parser.add_argument("--workdir", default=Path("runs/experiments/predictor"), type=Path)
+    parser.add_argument("--folder", default=HERE, type=Path, help="of cost.json and cost.png")
+    arguments = parser.parse_args()
+    workdir = arguments.workdir.absolute()
+    run = assemble.assemble(run_config({}, workdir / "warm_start"), workdir / "cost")
+    results = summaries(asyncio.run(measure(run, arguments.rounds)))
+    results_lib.write(arguments.folder / "cost.json", results)
+    cost_figure.draw(results, arguments.folder / "cost.png", tuple(FORMS), tuple(MODELS), LENGTHS)
+
+
+if __name__ == "__main__":
+    main()
