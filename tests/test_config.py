@@ -49,6 +49,7 @@ OPTIONAL = {
     "optimizer.max_update_norm": 0.25,
     "predictor.path": "models/critic",
     "predictor.max_tokens": 64,
+    "predictor.update_steps": 4,
     "logging.wandb_project": "trace",
     "sglang.router": "http://127.0.0.1:30100",
     "sglang.weights_folder": "weights",

@@ -49,7 +49,33 @@ BROKEN = [
     ({"loss.std_ddof": 2}, "config.loss.std_ddof is 2; choose one of 0, 1"),
     ({"loss.aggregation": "mean"}, "config.loss.aggregation is 'mean'"),
     ({"loss.prompt_weight": "leaves"}, "choose one of equal, sequences"),
-    ({"predictor.kind": "none"}, "choose one of critic, policy_head, oracle"),
+    ({"predictor.kind": "none"}, "choose one of critic, policy_head, both, oracle"),
+    ({"predictor.targets": "leaves"}, "config.predictor.targets is 'leaves'; choose one of backed_up, bare, direct"),
+    ({"predictor.calibration": "platt"}, "choose one of none, temperature, isotonic"),
+    ({"predictor.calibration": "isotonic"}, "calibration is 'isotonic' with held_share 0.0; a calibration needs both"),
+    ({"predictor.held_share": 0.1}, "config.predictor.calibration is 'none' with held_share 0.1"),
+    ({"predictor.held_share": 1.0}, r"config.predictor.held_share is 1.0, must be in \[0, 1\)"),
+    ({"predictor.replay_decay": 0.0}, r"config.predictor.replay_decay is 0.0, must be in \(0, 1\]"),
+    ({"predictor.replay_decay": 1.01}, "config.predictor.replay_decay is 1.01"),
+    ({"predictor.replay_decay": 0.1, "predictor.replay_steps": 32}, "the oldest of 32 replay_steps would weigh 0.1.31, next to nothing; lower"),
+    ({"predictor.update_steps": 0}, "config.predictor.update_steps is 0, must be above 0 or left unset"),
+    ({"predictor.frozen_states": True}, "frozen_states is set, but kind 'critic' does not read the policy's states"),
+    ({"predictor.expected": True}, "config.predictor.expected needs config.predictor.members of 2 or more"),
+    ({"predictor.shuffle": True, "predictor.kind": "oracle"}, "config.predictor.shuffle is set, but kind 'oracle' mea"),
+    ({"budget.objective": "entropy"}, "config.budget.objective is 'entropy'; choose one of any_contrast, advantage_ma"),
+    ({"budget.objective": "pairs"}, "'pairs' is linear in a prompt's rollouts: without a cap one prompt takes all; set"),
+    ({"budget.explore_share": 1.0}, r"config.budget.explore_share is 1.0, must be in \[0, 1\)"),
+    ({"budget.min_per_prompt": 5, "budget.max_per_prompt": 4}, "min_per_prompt is 5, above max_per_prompt 4; lower"),
+    ({"budget.min_per_prompt": 130}, "config.budget.min_per_prompt is 130, above budget.roots 128; lower it"),
+    (
+        {"budget.min_per_prompt": 4, "budget.max_per_prompt": 6, "budget.unit": "tokens", "budget.tokens": 9},
+        "every number of roots must be a sum of 4 or more each; raise it to 7 or lower min_per_prompt",
+    ),
+    # 10 = 5 + 5, but 8 or 9 is no sum of fives.
+    (
+        {"budget.roots": 10, "budget.min_per_prompt": 5, "budget.max_per_prompt": 5, "budget.explore_share": 0.2},
+        r"8 root rollouts \(explore_share 0.2\) are no sum of 5 to 5 for each opened prompt; change roots",
+    ),
     ({"predictor.loss": "mae"}, "choose one of mse, bce"),
     ({"predictor.weighting": "sqrt"}, "choose one of equal, count"),
     ({"model.dtype": "float16"}, "choose one of float32, bfloat16"),
@@ -78,7 +104,7 @@ BROKEN = [
     ({"budget.max_per_prompt": 1}, "config.budget.max_per_prompt is 1, must be at least 2: a group of one"),
     # M > pool * cap: 5 prompts with at most 3 rollouts hold 15.
     ({"budget.pool": 5, "budget.max_per_prompt": 3, "budget.roots": 16}, r"pool \* max_per_prompt = 5 \* 3 = 15"),
-    ({"budget.pool": 9, "budget.max_per_prompt": 2, "budget.roots": 7}, "config.budget.roots is 7, odd"),
+    ({"budget.pool": 9, "budget.max_per_prompt": 2, "budget.roots": 7}, r"config.budget: 7 root rollouts \(explore_share 0.0\) are no sum of 2 to 2 for each"),
     # 7 root rollouts and 7 * 1 half units are 10.5 units.
     ({"budget.roots": 7, "budget.continuations_per_root": 1}, "roots . continuations_per_root = 7 is odd"),
     # N < 0
@@ -151,6 +177,12 @@ FINE = [
     {"budget.roots": 2, "budget.continuations_per_root": 0},
     {"budget.pool": 5, "budget.max_per_prompt": 3, "budget.roots": 15},
     {"budget.roots": 7, "budget.continuations_per_root": 2},
+    {"budget.objective": "pairs", "budget.max_per_prompt": 8, "budget.min_per_prompt": 8, "budget.explore_share": 0.0},
+    {"budget.min_per_prompt": 4, "budget.max_per_prompt": 7, "budget.unit": "tokens", "budget.tokens": 9},
+    {"strategy": "treepo", "budget.min_per_prompt": 130},
+    {"predictor.calibration": "temperature", "predictor.held_share": 0.2, "predictor.replay_decay": 1.0},
+    {"predictor.kind": "both", "predictor.frozen_states": True, "predictor.members": 2, "predictor.expected": True},
+    {"predictor.shuffle": True, "predictor.update_steps": 1},
     {"strategy": "grpo", "budget.roots": 12, "budget.rollouts_per_prompt": 4, "budget.pool": 6},
     {"strategy": "pcl", "budget.roots": 12, "budget.rollouts_per_prompt": 4, "budget.pool": 6},
     {"strategy": "treepo", "budget.roots": 12, "budget.rollouts_per_prompt": 5, "budget.pool": 3},
@@ -190,10 +222,10 @@ AT_LEAST = {
     " checkpoint.keep loss.epochs"
     " loss.mini_batches loss.micro_rows loss.logit_chunk predictor.epochs predictor.batch_rows"
     " predictor.warmup_rollouts predictor.replay_steps predictor.oracle_rollouts predictor.oracle_continuations"
-    " predictor.hidden_size predictor.num_layers predictor.num_heads predictor.mlp_size warm_start.demonstrations"
+    " predictor.hidden_size predictor.num_layers predictor.num_heads predictor.mlp_size predictor.members warm_start.demonstrations"
     " warm_start.distinct warm_start.micro_rows chat.max_prompt_tokens math.max_turns math.python_workers"
     " math.check_workers multihop_qa.max_turns multihop_qa.document_characters bfcl.max_turns mesh.data mesh.fsdp mesh.tensor",
-    2: "budget.roots budget.rollouts_per_prompt budget.roots_per_prompt model.context_length",
+    2: "budget.roots budget.rollouts_per_prompt budget.roots_per_prompt budget.min_per_prompt model.context_length",
 }
 LIMITS = [(limit, name) for limit, names in AT_LEAST.items() for name in names.split()]
 

@@ -43,7 +43,10 @@ TIME = {
     f"time/{name}"
     for name in ("publish", "gather", "score", "rollout", "learn", "predictor_update", "policy_update", "step")
 }
-PREDICTOR = {f"predictor/{name}" for name in ("spearman_prompt", "spearman_prefix", "brier", "ece")}
+PREDICTOR = {
+    f"predictor/{name}"
+    for name in "spearman_prompt spearman_prefix brier ece brier_prefix bias_depth_0 mse_depth_0 bias_depth_4".split()
+}
 FITTED = {f"predictor/{name}" for name in ("loss", "grad_norm", "update_norm", "examples", "optimizer_steps")}
 TRAIN = {"train/tokens", "train/rows", "train/fill_ratio", "train/optimizer_steps", "train/staleness"}
 TRAINED = {
@@ -57,13 +60,24 @@ EVAL = {"eval/success", "eval/standard_error", "eval/mixed", "eval/success_1", "
 STATEFUL = {
     "budget.unit": "tokens",
     "budget.tokens": 150,
+    "budget.explore_share": 0.25,
     "predictor.replay_steps": 2,
+    "predictor.replay_decay": 0.5,
+    "predictor.targets": "direct",
+    "predictor.update_steps": 2,
+    "predictor.calibration": "temperature",
+    "predictor.held_share": 0.5,
     "predictor.warmup_prompts": 4,
     "predictor.warmup_rollouts": 2,
     "predictor.warmup_steps": 3,
 }
 OPTIONS = {
+    "budget.objective": "advantage_mass",
+    "budget.min_per_prompt": 3,
     "predictor.kind": "policy_head",
+    "predictor.frozen_states": True,
+    "predictor.members": 3,
+    "predictor.expected": True,
     "predictor.loss": "bce",
     "predictor.weighting": "count",
     "optimizer.name": "sgd",
@@ -132,7 +146,7 @@ def grpo(folder):
 
 @pytest.fixture(scope="module")
 def lookup(folder):
-    return finished(folder, "lookup", {"task": "lookup"})
+    return finished(folder, "lookup", {"task": "lookup", "predictor.kind": "both", "predictor.shuffle": True})
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,8 @@ def explored_roots(budget: BudgetConfig) -> int:
 class PredictorConfig:
     """The success predictor (paper section 4.3, E.6). The last fields are options of ours, off as in the paper."""
 
-    # "critic": a model of its own (paper); "policy_head": on the policy's states (ours); "both": on the critic's and the
-    # policy's states (ours); "oracle": many extra rollouts in place of a model, the upper control.
+    # "critic": a model of its own (paper); "policy_head": on the policy's states (ours); "both": on the states of the
+    # critic and the policy (ours); "oracle": many extra rollouts in place of a model, the upper control.
     kind: str = "critic"
     frozen_states: bool = False  # read the states of the policy before training, not the present one's (ours)
     members: int = 1  # of an ensemble of read-outs (ours; models/predictor.py)

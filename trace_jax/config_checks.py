@@ -12,6 +12,7 @@ from trace_jax.budget.root import is_feasible
 from trace_jax.config import FLAT, ConfigError, RunConfig, split_urls
 from trace_jax.config_allocation import explored_roots
 from trace_jax.config_tasks import DATA_TASKS, SMALL_TASKS
+from trace_jax.train.replay import LEAST_WEIGHT
 
 TASKS = SMALL_TASKS + DATA_TASKS
 BFCL_CATEGORIES = ("base", "long_context", "miss_func", "miss_param")
@@ -89,8 +90,8 @@ def _ranges(config: RunConfig) -> Iterable[str]:
             "loss.mini_batches", "loss.micro_rows", "loss.logit_chunk", "predictor.epochs", "predictor.batch_rows",
             "predictor.warmup_rollouts", "predictor.replay_steps", "predictor.oracle_rollouts",
             "predictor.oracle_continuations", "predictor.hidden_size", "predictor.num_layers",
-            "predictor.num_heads", "predictor.mlp_size", "predictor.members", "warm_start.demonstrations", "warm_start.distinct",
-            "warm_start.micro_rows", "chat.max_prompt_tokens", "math.max_turns", "math.python_workers",
+            "predictor.num_heads", "predictor.mlp_size", "predictor.members", "warm_start.demonstrations",
+            "warm_start.distinct", "warm_start.micro_rows", "chat.max_prompt_tokens", "math.max_turns", "math.python_workers",
             "math.check_workers", "multihop_qa.max_turns", "multihop_qa.document_characters", "bfcl.max_turns",
             "mesh.data", "mesh.fsdp", "mesh.tensor"),
         2: ("budget.roots", "budget.rollouts_per_prompt", "budget.roots_per_prompt", "budget.min_per_prompt",
@@ -148,8 +149,6 @@ def _budget(config: RunConfig) -> Iterable[str]:
             f"config.budget.roots is {budget.roots}, but pool * max_per_prompt = {budget.pool} * {cap} = "
             f"{budget.pool * cap}; lower roots or raise the pool or the cap"
         )
-    if config.strategy == "trace" and cap == 2 and budget.roots % 2:
-        yield f"config.budget.roots is {budget.roots}, odd, but max_per_prompt 2 gives every prompt 0 or 2"
     if budget.roots * budget.continuations_per_root % 2:
         yield (
             f"config.budget.roots * continuations_per_root = {budget.roots * budget.continuations_per_root} is odd; "
@@ -303,6 +302,12 @@ def _predictor(config: RunConfig) -> Iterable[str]:
         )
     if not 0 < predictor.replay_decay <= 1:
         yield f"config.predictor.replay_decay is {predictor.replay_decay}, must be in (0, 1]"
+    elif predictor.replay_decay ** (predictor.replay_steps - 1) < LEAST_WEIGHT:
+        yield (
+            f"config.predictor: the oldest of {predictor.replay_steps} replay_steps would weigh "
+            f"{predictor.replay_decay}^{predictor.replay_steps - 1}, next to nothing; lower replay_steps or raise "
+            "replay_decay"
+        )
     if (predictor.calibration != "none") != (predictor.held_share > 0):
         yield (
             f"config.predictor.calibration is {predictor.calibration!r} with held_share {predictor.held_share}; a "

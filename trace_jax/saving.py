@@ -1,7 +1,8 @@
 """A run as a checkpoint, and back.
 
 What is saved: policy and optimiser, predictor and its optimiser, replay window, held-back roots and calibration, data
-cursor, the allocator's expected tokens, step (also the weight version). Noise is derived from (seed, step), so there is no generator to save.
+cursor, the allocator's expected tokens, step (also the weight version). Noise is derived from (seed, step), so there is
+no generator to save.
 """
 
 from __future__ import annotations

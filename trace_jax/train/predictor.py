@@ -67,7 +67,7 @@ class LearnedPredictor:
         self._params = (params, policy_params, recalibrate)
 
     def raw(self, params: Any, policy_params: Any, histories: Sequence[np.ndarray]) -> np.ndarray:
-        """float64 [n]: the mean over members, not recalibrated, at the end of each history as the predictor reads it."""
+        """float64 [n]: the mean over members, not recalibrated, at the end of each history (a view of it)."""
         if not histories:
             return np.zeros(0)
         batch, row, col = prefix_rows.pack_shared(histories, row_length=self._trainer.row_length)

@@ -18,7 +18,7 @@ from trace_jax.types import RolloutTree
 
 TargetKind = Callable[[RolloutTree], targets_lib.Targets]  # the functions of `tree.targets`
 
-_LEAST_WEIGHT = 1e-30  # of the oldest step; a batch of examples that weigh nothing would have no mean loss
+LEAST_WEIGHT = 1e-30  # of the oldest step; a batch of examples that weigh nothing would have no mean loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,10 +168,10 @@ class ReplayWindow:
             raise ValueError(f"predictor: replay window of {self.size} steps, must hold at least 1")
         if not 0 < self.decay <= 1:
             raise ValueError(f"predictor: the replay window's decay is {self.decay}, must be in (0, 1]")
-        if self.decay ** (self.size - 1) < _LEAST_WEIGHT:
+        if self.decay ** (self.size - 1) < LEAST_WEIGHT:
             raise ValueError(
                 f"predictor: with decay {self.decay} the oldest of {self.size} steps would weigh next to nothing, less "
-                f"than {_LEAST_WEIGHT}; shorten the replay window"
+                f"than {LEAST_WEIGHT}; shorten the replay window"
             )
         return dataclasses.replace(self, steps=(*self.steps, examples)[-self.size :])
 
