@@ -7,7 +7,7 @@ that step, in rounds: each round also trains one real step, whose seconds are wh
 another form than the round before. Writes cost.json and cost.png. Numbers are medians over rounds beside mean, least
 and greatest:
 
-    cost/FORM/score_seconds          the pool, then all anchors of all trees
+    cost/FORM/score_seconds          the pool, then all anchors of all trees; nothing else runs beside it
     cost/FORM/update_seconds         the fit after the step
     cost/FORM/share_of_step          both, of the real step of the same round (which holds the default form's own)
     cost/growth/FORM/tokens=N/...    HISTORIES histories of N tokens: score_seconds, update_seconds (one pass),
@@ -57,6 +57,7 @@ FITS: dict[str, dict[str, Any]] = {
 FORMS = MODELS | FITS
 LENGTHS = (16, 32, 64, 128)
 HISTORIES = 64
+GROUPS = 12  # of trees whose anchors are scored in one pass; real steps make 10 to 15
 EARLIER_STEPS = 3  # before the recorded one; the first ones compile
 Seconds = dict[str, list[float]]  # of each round, by name of what was measured
 
@@ -104,12 +105,17 @@ class Form:
         self.learned: Learned = make_learned(config, model, mesh, tokenizer, skip=run.environment.trunk.size)
 
     async def score(self, step: Recorded) -> float:
-        """Seconds for the pool's prompts and then for all anchors, which wait together and share passes."""
+        """Seconds for the pool's prompts and then for all anchors, a group of trees after the other.
+
+        In a real step the trees' rollouts end one after the other and the trees that wait meanwhile share a pass.
+        """
         scorer = self.learned.scorer
         self.learned.publish(step.policy, self.learned.state.params)
         begin = time.perf_counter()
         await scorer.score_prompts(step.prompts)
-        await asyncio.gather(*(scorer.score_anchors(tree, query.anchors(tree)) for tree in step.trees))
+        for group in np.array_split(np.arange(len(step.trees)), min(GROUPS, len(step.trees))):
+            trees = [step.trees[i] for i in group]
+            await asyncio.gather(*(scorer.score_anchors(tree, query.anchors(tree)) for tree in trees))
         return time.perf_counter() - begin
 
     async def update(self, step: Recorded, rng: np.random.Generator) -> float:

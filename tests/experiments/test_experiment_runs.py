@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -41,3 +42,38 @@ def test_a_run_that_was_stopped_is_not_kept(tmp_path, main_that_writes, steps):
     with pytest.raises(RuntimeError, match="a-run was stopped before its last step"):
         runs.run_one(runs.Path("w"), tmp_path / "raw", "a-run", [])
     assert not list((tmp_path / "raw").iterdir())
+
+
+@pytest.fixture
+def arguments(tmp_path, monkeypatch):
+    """A command line of two seeds, two tasks and one strategy, two at a time."""
+    monkeypatch.setattr(runs.sys, "argv", ["run", "--jobs=2", "--workdir=w", f"--raw={tmp_path / 'raw'}", "--seeds=3,4"])
+    return runs.parse("An experiment.", tmp_path, seeds="0", strategies=("grpo",))
+
+
+def test_runs_side_by_side_have_a_core_each_and_a_warm_start_before_them(tmp_path, main_that_writes, arguments, monkeypatch):
+    main_that_writes([0, 1, 2])
+    started, fake = [], runs.subprocess.run
+
+    def run(command, **settings):
+        started.append((command[3].removeprefix("--workdir=w/"), command[4:], os.sched_getaffinity(0)))
+        fake(command, **settings)
+
+    monkeypatch.setattr(runs.subprocess, "run", run)
+    runs.run_all(arguments, lambda task, strategy, seed: [f"--config.seed={seed}"])
+    first = {name: flags for name, flags, _ in started[:2]}
+    assert set(first) == {"arithmetic-warm-start", "lookup-warm-start"}
+    assert all(flags[:2] == ["--config.seed=3", "--config.steps=0"] for flags in first.values())
+    own = {name: flags for name, flags, _ in started[2:]}
+    assert own == {f"{task}-grpo-{seed}": [f"--config.seed={seed}"] for task in ("arithmetic", "lookup") for seed in (3, 4)}
+    assert all(len(cores) == 1 for _, _, cores in started[2:])
+    assert len(list((tmp_path / "raw").glob("*.jsonl"))) == 4
+    runs.run_all(arguments, lambda *_: [])
+    assert len(started) == 6  # all is there
+
+
+def test_a_failure_side_by_side_is_raised_and_stops_what_has_not_begun(main_that_writes, arguments):
+    main_that_writes([0])
+    with pytest.raises(RuntimeError, match="was stopped before its last step"):
+        runs.run_all(arguments, lambda *_: [])
+    assert not list(arguments.raw.iterdir())
