@@ -111,7 +111,7 @@ class PredictorTrainer:
         return {"score": self._score._cache_size(), "update": self._update._cache_size()}
 
     def score(self, params: Any, policy_params: Any, rows: rows_lib.Rows) -> np.ndarray:
-        """float32 [b, T] success probabilities of the history that ends at each token of b rows.
+        """float32 [b, T], of S members [S, b, T]: success probabilities of the history that ends at each token.
 
         Every forward pass has `batch_rows` rows, so the bits of a row depend on that row alone.
 
@@ -121,7 +121,7 @@ class PredictorTrainer:
         with jax.set_mesh(self.mesh):
             groups = rows_lib.micro_batches({name: rows[name] for name in _SCORED}, self.batch_rows)
             scores = [self._score(params, policy_params, sharding.put_rows(self.mesh, group)) for group in groups]
-            return np.concatenate(jax.device_get(scores))[: rows["token"].shape[0]]
+            return np.concatenate(jax.device_get(scores), axis=-2)[..., : rows["token"].shape[0], :]
 
     def fit(
         self, state: TrainState, policy_params: Any, examples: Examples, rng: np.random.Generator, *, epochs: int
@@ -131,7 +131,7 @@ class PredictorTrainer:
         A step's loss is the mean over the batch's examples, each of weight `weighting(count)` x `Examples.weight`. What
         histories have in common is computed once per row (`tree.prefix_rows`): all turns of a rollout cost no more than
         its longest history. Equal histories in a row count as one, with their mean target and their weights' sum,
-        which changes no gradient.
+        which changes no gradient. With members it is the mean of their losses, each on all the examples.
 
         Args:
           state: donated.
@@ -193,10 +193,17 @@ class PredictorTrainer:
     def _score_fn(self, params, policy_params, rows):
         return jax.nn.sigmoid(self._model.logits(params, policy_params, rows["token"], rows["pos"], rows["end"]))
 
+    def _loss_sum(self, logit, target_BT, weight_BT):
+        """(weighted sum, total weight) of logits [B, T]; of S members, [S, B, T], the mean of their sums."""
+        if logit.ndim == target_BT.ndim:
+            return self._loss(logit, target_BT, weight_BT)
+        total_S, weight_S = jax.vmap(self._loss, in_axes=(0, None, None))(logit, target_BT, weight_BT)
+        return total_S.mean(), weight_S[0]
+
     def _update_fn(self, state, policy_params, rows):
         def mean_loss(params):
-            logit_BT = self._model.logits(params, policy_params, rows["token"], rows["pos"], rows["end"])
-            total, weight = self._loss(logit_BT, rows["value_target"], rows["value_weight"])
+            logit = self._model.logits(params, policy_params, rows["token"], rows["pos"], rows["end"])
+            total, weight = self._loss_sum(logit, rows["value_target"], rows["value_weight"])
             return total / weight, (total, weight)
 
         (_, (total, weight)), grads = jax.value_and_grad(mean_loss, has_aux=True)(state.params)
