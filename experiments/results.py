@@ -28,7 +28,7 @@ def summarise(values: Sequence[float | None]) -> Summary:
 
 
 def with_interval(values: Sequence[float | None]) -> Summary:
-    """`summarise`, and Student's 95 % interval of the mean as `ci_low` and `ci_high` where there are two values or more:
+    """`summarise`; of two values or more also Student's 95 % interval of the mean as `ci_low` and `ci_high`:
     `mean -+ t(0.975, n - 1) s / sqrt(n)`, s with ddof 1."""
     summary = summarise(values)
     if summary["n"] < 2:
@@ -42,17 +42,21 @@ def ratio_of_means(numerators: Sequence[float], denominators: Sequence[float]) -
     """Mean of the numerators over the mean of the denominators, n >= 1 pairs, with Fieller's 95 % interval.
 
     For pairs whose denominators may be near 0 one by one, where a mean of ratios says nothing. `low` and `high` are the
-    least and the greatest ratio of means with one pair left out (of one pair: its ratio). The interval holds every r for
-    which the mean of `numerator - r denominator` is no further from 0 than t(0.975, n - 1) standard errors. Where the
-    denominators' mean is itself that near to 0 such r have no bounds, and `ci_low` and `ci_high` are None.
+    least and the greatest ratio of means with one pair left out (of one pair: its ratio). The interval holds every r
+    for which the mean of `numerator - r denominator` is no further from 0 than t(0.975, n - 1) standard errors. Where
+    the denominators' mean is itself that near to 0 such r have no bounds, and `ci_low` and `ci_high` are None. Where
+    it is 0 there is no ratio, as of no values.
     """
     pairs = np.array([numerators, denominators], np.float64)
     n = pairs.shape[1]
-    ratio = lambda kept: float(kept[0].mean() / kept[1].mean())
-    left_out = [ratio(np.delete(pairs, i, axis=1)) for i in range(n)] if n > 1 else [ratio(pairs)]
-    summary = {"mean": ratio(pairs), "low": min(left_out), "high": max(left_out), "n": n}
-    if n < 2:
-        return summary
+    ratio = lambda kept: float(kept[0].sum() / kept[1].sum()) if kept[1].sum() else None
+    mean = ratio(pairs)
+    if mean is None:
+        return summarise([])
+    if n == 1:
+        return summarise([mean])
+    left_out = summarise([ratio(np.delete(pairs, i, axis=1)) for i in range(n)])
+    summary = left_out | {"mean": mean, "n": n}
     (var_a, cov), (_, var_b) = np.cov(pairs) * _quantile(n) ** 2 / n
     a, b = pairs.mean(axis=1)
     if b**2 <= var_b:

@@ -74,7 +74,7 @@ def _side_by_side(arguments: argparse.Namespace, runs: Sequence[tuple[str, list[
 
 
 def _warm_start(workdir: Path, name: str, flags: list[str]) -> None:
-    """Makes the cached policy that a task's runs begin with, or finds it: runs of one task would all make it at once."""
+    """Makes or finds the cached policy that a task's runs begin with: they would all make it at once."""
     print(f"{name} ...", flush=True)
     shutil.rmtree(ROOT / workdir / name, ignore_errors=True)  # its checkpoint may be of other settings
     short = ("steps=0", "eval.prompts=1", "eval.samples=1", "predictor.warmup_prompts=0")
@@ -98,7 +98,8 @@ def run_one(workdir: Path, raw: Path, name: str, flags: list[str]) -> None:
         raise RuntimeError(f"{name} was stopped before its last step; the same command goes on")
     shutil.copy(folder / "config.json", raw / f"{name}.config.json")
     shutil.copy(folder / "metrics.jsonl", kept)
-    print(f"{name}: success {rows[0]['eval/success']:.3f} -> {rows[-1]['eval/success']:.3f}, {time.time() - begin:.0f} s")
+    success = [row["eval/success"] for row in (rows[0], rows[-1])]
+    print(f"{name}: success {success[0]:.3f} -> {success[1]:.3f}, {time.time() - begin:.0f} s", flush=True)
 
 
 def _train(workdir: Path, name: str, flags: list[str]) -> Path:

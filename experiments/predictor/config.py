@@ -17,8 +17,8 @@ REGIME = {
     "lookup": (0.1, 0.1, 0.1, 0.1, 0.0, 0.6),
 }
 EVALUATION = {"prompts": 512, "samples": 4, "every": 8}
-# What was chosen on seeds 100-102, beside configs/quickstart.py: of the predictor (TRACE and PCL), and of the budget (all
-# strategies, so that they spend the same units; fields that a strategy does not read change nothing).
+# What was chosen on seeds 100-102, beside configs/quickstart.py: of the predictor (TRACE and PCL), and of the budget.
+# The budget is that of all strategies, so that they spend the same units; what a strategy does not read changes nothing.
 LEARNED = {}
 BUDGET = {}
 # The paper's recipe at this scale: the current step only, backed-up success, squared error, no warm-up, V_root of the
@@ -72,8 +72,8 @@ def get_config(variant: str = "arithmetic,trace"):
 
 def _oracle(config) -> None:
     """Many extra rollouts, outside the budget, in place of a model."""
-    config.predictor.update(ORACLE)
-    config.predictor.update({name: PAPER_LEARNED[name] for name in ("members", "expected", "calibration", "held_share")})
+    no_model = ("members", "expected", "frozen_states", "calibration", "held_share")
+    config.predictor.update(ORACLE | {name: PAPER_LEARNED[name] for name in no_model})
 
 
 def _shuffled(config) -> None:

@@ -122,7 +122,8 @@ def _extreme(choose: Callable[[list[float]], float]) -> Measure:
 
 def skipped_share(rows: Rows) -> float | None:
     """The share of the drawn prompts that got no rollout, mean over steps."""
-    pools = [(row["rollout/skipped_prompts"], row["rollout/active_prompts"]) for row in rows if "rollout/success" in row]
+    steps = [row for row in rows if "rollout/skipped_prompts" in row]
+    pools = [(row["rollout/skipped_prompts"], row["rollout/active_prompts"]) for row in steps]
     shares = [skipped / (skipped + active) for skipped, active in pools]
     return sum(shares) / len(shares) if shares else None
 

@@ -2,9 +2,9 @@
 
     python -m experiments.predictor.run --jobs 2
 
-One process a run; a run that is finished is not run again, one that was stopped goes on from its checkpoint. Raw metrics
-are kept in raw/. `--only-report` makes results.json, table.md and figure.png from what is there. cost.json
-(experiments/predictor/cost.py) and bias.json (experiments/predictor/bias.py) become part of results.json.
+A finished run is not run again, a stopped one goes on from its checkpoint. raw/ keeps the metrics of each, of which
+`--only-report` makes results.json, table.md and figure.png. cost.json (experiments/predictor/cost.py) and bias.json
+(experiments/predictor/bias.py) become part of results.json.
 """
 
 from __future__ import annotations

@@ -47,11 +47,12 @@ def test_a_run_that_was_stopped_is_not_kept(tmp_path, main_that_writes, steps):
 @pytest.fixture
 def arguments(tmp_path, monkeypatch):
     """A command line of two seeds, two tasks and one strategy, two at a time."""
-    monkeypatch.setattr(runs.sys, "argv", ["run", "--jobs=2", "--workdir=w", f"--raw={tmp_path / 'raw'}", "--seeds=3,4"])
+    argv = ["run", "--jobs=2", "--workdir=w", f"--raw={tmp_path / 'raw'}", "--seeds=3,4"]
+    monkeypatch.setattr(runs.sys, "argv", argv)
     return runs.parse("An experiment.", tmp_path, seeds="0", strategies=("grpo",))
 
 
-def test_runs_side_by_side_have_a_core_each_and_a_warm_start_before_them(tmp_path, main_that_writes, arguments, monkeypatch):
+def test_runs_side_by_side_have_a_core_each_and_a_warm_start(tmp_path, main_that_writes, arguments, monkeypatch):
     main_that_writes([0, 1, 2])
     started, fake = [], runs.subprocess.run
 
@@ -65,7 +66,8 @@ def test_runs_side_by_side_have_a_core_each_and_a_warm_start_before_them(tmp_pat
     assert set(first) == {"arithmetic-warm-start", "lookup-warm-start"}
     assert all(flags[:2] == ["--config.seed=3", "--config.steps=0"] for flags in first.values())
     own = {name: flags for name, flags, _ in started[2:]}
-    assert own == {f"{task}-grpo-{seed}": [f"--config.seed={seed}"] for task in ("arithmetic", "lookup") for seed in (3, 4)}
+    names = [(f"{task}-grpo-{seed}", seed) for task in ("arithmetic", "lookup") for seed in (3, 4)]
+    assert own == {name: [f"--config.seed={seed}"] for name, seed in names}
     assert all(len(cores) == 1 for _, _, cores in started[2:])
     assert len(list((tmp_path / "raw").glob("*.jsonl"))) == 4
     runs.run_all(arguments, lambda *_: [])

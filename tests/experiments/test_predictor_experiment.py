@@ -77,6 +77,8 @@ def test_a_ratio_to_what_may_be_nothing_has_no_bounds():
     assert found["mean"] == pytest.approx(6.0) and found["ci_low"] is None
     assert (found["low"], found["high"]) == pytest.approx((-4.0, 1.0))  # one pair left out
     assert results_lib.interval_cell(found, 1) == "6.0 [unbounded]"
+    for nothing in ([0.1, -0.1], [0.0, 0.0]):
+        assert results_lib.ratio_of_means([0.1, 0.2], nothing) == results_lib.summarise([])
     assert results_lib.ratio_of_means([0.3], [0.6]) == {"mean": 0.5, "low": 0.5, "high": 0.5, "n": 1}
 
 
@@ -173,7 +175,8 @@ def test_costs_by_hand_and_their_figure(tmp_path):
     found = cost.summaries(seconds)
     share = found["cost/bare_0.5/share_of_step"]
     assert (share["median"], share["low"], share["high"], share["n"]) == pytest.approx((0.02, 0.01, 0.04, 3))
-    assert found["cost/growth/both/tokens=32/score_ms_per_1000_tokens"]["median"] == pytest.approx(32 / (64 * 32 / 1000))
+    grown = found["cost/growth/both/tokens=32/score_ms_per_1000_tokens"]
+    assert grown["median"] == pytest.approx(32 / 2.048)  # 32 ms for 64 histories of 32 tokens
     assert found["cost/step_seconds"]["median"] == 2.0
     cost_figure.draw(found, tmp_path / "cost.png", tuple(cost.FORMS), tuple(cost.MODELS), cost.LENGTHS)
     assert (tmp_path / "cost.png").stat().st_size > 20_000
