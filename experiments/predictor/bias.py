@@ -4,9 +4,10 @@
 
 writes bias.json beside this file and prints a table. An episode has at most 5 turns, each is good with the prompt's
 chance p, and it succeeds, and ends, with the third good one. So a history is worth
-V = P(Binomial(turns left, p) >= good turns missing). Half of the prompts have p = 0.35 and half p = 0.65, so all is symmetric about V = 1/2. Each tree has 4
-bare rollouts and 8 continuations, placed by one of `FORKS`; `TARGETS` are the targets of `trace_jax.tree.targets` with
-an example's weight. The bias of a state (p, turns done, good ones) is sum w (mean - V) / sum w over all its examples.
+V = P(Binomial(turns left, p) >= good turns missing). Half of the prompts have p = 0.35 and half p = 0.65, so the values
+are symmetric about 1/2. Each tree has 4 bare rollouts and 8 continuations, placed by one of `FORKS`; `TARGETS` are the
+targets of `trace_jax.tree.targets` with an example's weight. The bias of a state (p, turns done, good ones) is
+sum w (mean - V) / sum w over all its examples.
 
 What to expect. TRACE forks at y where the outcome r of the rollout surprises: at a low V after a success, at a high V
 after a failure. Three things follow.
