@@ -1,4 +1,4 @@
-"""Both predictors: what they may read, where their gradient goes, where they start."""
+"""The three predictors: what they may read, where their gradient goes, where they start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ POLICY = DecoderConfig(
     tie_embeddings=False,
 )
 CRITIC = dataclasses.replace(POLICY, hidden_size=12)
-MODELS = {"critic": predictor.critic(CRITIC), "policy_head": predictor.policy_head(POLICY, mlp_size=10)}
+MODELS = {
+    "critic": predictor.critic(CRITIC),
+    "policy_head": predictor.policy_head(POLICY, mlp_size=10),
+    "both": predictor.both(CRITIC, POLICY, mlp_size=10),
+}
 LENGTH = 20  # one row length everywhere: one compilation for each predictor
 
 
@@ -103,7 +107,7 @@ def test_no_gradient_reaches_the_policy(case, policy_params):
     assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(grad))  # while every parameter of its own does learn
 
 
-def test_the_policy_head_reads_the_policy_and_the_critic_does_not(case, policy_params):
+def test_all_but_the_critic_read_the_policy(case, policy_params):
     row = _row(_tokens(9, 0))
     other = jax.tree.map(lambda x: 0.5 * x, policy_params)
     a, b = (np.asarray(case.logits(case.trained, p, *row)) for p in (policy_params, other))
@@ -144,17 +148,41 @@ def test_param_axes_match_the_params(case):
         assert len(spec) == leaf.ndim and leaf.dtype == jnp.float32
 
 
+def _normed(x, scale):
+    return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6) * scale
+
+
+def _mlp(p, x):
+    """Affine, tanh-GELU, affine."""
+    x = x @ p["hidden"]["kernel"] + p["hidden"]["bias"]
+    x = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return (x @ p["score"]["kernel"] + p["score"]["bias"])[..., 0]
+
+
+def _states(cfg, params, row):
+    return np.asarray(jax.jit(lambda q: decoder.hidden_states(cfg, q, *row))(params), np.float64)
+
+
 def test_policy_head_equals_numpy(policy_params):
     # The head written out in float64: RMSNorm, affine, tanh-GELU, affine.
     model, row, rng = MODELS["policy_head"], _row(_tokens(9, 0)), np.random.default_rng(4)
     p = jax.tree.map(lambda x: rng.normal(size=x.shape), jax.eval_shape(model.init, jax.random.key(0)))
-    x = np.asarray(jax.jit(lambda q: decoder.hidden_states(POLICY, q, *row))(policy_params), np.float64)
-    x = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6) * p["norm"]["scale"]
-    x = x @ p["hidden"]["kernel"] + p["hidden"]["bias"]
-    x = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    want = (x @ p["score"]["kernel"] + p["score"]["bias"])[..., 0]
+    want = _mlp(p, _normed(_states(POLICY, policy_params, row), p["norm"]["scale"]))
     got = jax.jit(model.logits)(jax.tree.map(jnp.float32, p), policy_params, *row)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_both_equals_numpy(policy_params):
+    # Its hidden layer has a row of weights for each of 12 states of its own decoder, then for the policy's 16.
+    model, row, rng = MODELS["both"], _row(_tokens(9, 0)), np.random.default_rng(4)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    assert "lm_head" not in shapes["decoder"] and shapes["head"]["hidden"]["kernel"].shape == (12 + 16, 10)
+    p = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+    head, tied = p["head"], dataclasses.replace(CRITIC, tie_embeddings=True)
+    own = _normed(_states(tied, p["decoder"], row), head["critic_norm"]["scale"])
+    policys = _normed(_states(POLICY, policy_params, row), head["policy_norm"]["scale"])
+    want = _mlp(head, np.concatenate([own, policys], axis=-1))
+    np.testing.assert_allclose(jax.jit(model.logits)(p, policy_params, *row), want, rtol=1e-4, atol=1e-4)
 
 
 def test_critic_is_a_linear_read_out_of_its_own_decoder():
@@ -168,15 +196,22 @@ def test_critic_is_a_linear_read_out_of_its_own_decoder():
     np.testing.assert_allclose(jax.jit(model.logits)(p, None, *row), want, rtol=1e-4, atol=1e-4)
 
 
-def test_params_around_a_backbone():
+@pytest.mark.parametrize("name", ["critic", "both"])
+def test_params_around_a_backbone(name):
     backbone = {"any": "thing"}
-    params = MODELS["critic"].around(backbone, jax.random.key(0))
+    params = MODELS[name].around(backbone, jax.random.key(0))
     assert params["decoder"] is backbone and not np.any(params["head"]["score"]["kernel"])
-    fresh = MODELS["critic"].init(jax.random.key(0))
+    fresh = jax.eval_shape(MODELS[name].init, jax.random.key(0))
     assert jax.tree.structure(params["head"]) == jax.tree.structure(fresh["head"])
     assert MODELS["policy_head"].around is None
 
 
-def test_an_empty_head_is_refused():
+def test_what_cannot_be_built_is_refused():
     with pytest.raises(ValueError, match="mlp_size=0 must be >= 1"):
         predictor.policy_head(POLICY, mlp_size=0)
+    with pytest.raises(ValueError, match="members=0 must be >= 1"):
+        predictor.critic(CRITIC, members=0)
+    with pytest.raises(ValueError, match="members=2 need an mlp_size"):
+        predictor.critic(CRITIC, members=2)
+    with pytest.raises(ValueError, match="its decoder has 22 tokens, the policy 23"):
+        predictor.both(dataclasses.replace(CRITIC, vocab_size=22), POLICY, mlp_size=10)
