@@ -28,8 +28,8 @@ ORDER = (
     ("loop",),
     ("saving", "setup_predictor"),
     ("assemble",),
-    ("run", "evaluation"),
-    ("main", "evaluate", "export", "launch_sglang"),
+    ("run", "evaluation", "predictor_quality"),
+    ("main", "evaluate", "export", "launch_sglang", "predictor_report"),
 )
 LEVEL = {name: level for level, group in enumerate(ORDER) for name in group}
 NO_JAX = ("types", "tree", "budget", "serving", "sandbox", "retrieval", "data", "tasks", "rollout")  # nor what stands on jax

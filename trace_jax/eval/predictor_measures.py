@@ -135,7 +135,9 @@ def root_gains(
     gains = {"pools": float(count)}
     for measure in ROOT_MEASURES:
         gains |= _compared(reports, measure)
-    return gains | {name: float(np.mean([each[LEARNED][name] for each in reports])) for name in ("active", "plugged_in")}
+    for name in ("active", "plugged_in"):
+        gains[name] = float(np.mean([each[LEARNED][name] for each in reports]))
+    return gains
 
 
 def prefix_gains(
