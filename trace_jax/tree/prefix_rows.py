@@ -25,8 +25,8 @@ def pack_shared(
     Only chains count, the sequences that no other one continues. Chains are taken in lexicographic order, which is a
     preorder of the trie. One joins the segment of the chain before it if the two share their first token and the
     segment still fits a row; otherwise it starts a segment, where everything that it shared is repeated. Segments then
-    fill rows as in `layout`. The rows depend on the set of sequences, not on their order. (Our choice: the paper only says
-    that the anchors of one prompt reuse a prefix cache.)
+    fill rows as in `layout`. The rows depend on the set of sequences, not on their order. (Our choice: the paper only
+    says that the anchors of one prompt reuse a prefix cache.)
 
     Args:
       sequences: int32 [n_i] each, 1 <= n_i <= row_length.
