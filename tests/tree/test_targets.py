@@ -64,7 +64,7 @@ def test_definitions(kind, case: Case, data):
 
 
 def test_the_worked_tree_by_hand():
-    """Bare leaves 3 (success 1) over turns 1, 2 and 5 (0) over 4; forked 6 (0), 7 (1) from 1 and 8 (1), 9 (0) from 4."""
+    """Bare leaves 3 (success 1) on turns 1, 2 and 5 (0) over 4; forked 6 (0), 7 (1) from 1 and 8 (1), 9 (0) from 4."""
     tree = worked_case().tree
     third, half = 1 / 3, 1 / 2
     assert as_dict(targets.backed_up(tree)) == {0: (half, 6), 1: (2 / 3, 3), 4: (third, 3)}
