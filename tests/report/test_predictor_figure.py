@@ -14,6 +14,7 @@ FIGURES = {
     "root/items": 64.0,
     "root/brier": 0.1875,
     "root/spearman": float("nan"),
+    "root/plugged_in": 0.12,
     "root/effective_ratio_learned": 0.5,
     "root/effective_ratio_oracle": 0.8,
     "root/effective_ratio_share_of_oracle": 0.625,
@@ -48,6 +49,8 @@ def test_tables_show_what_is_there():
     assert "anchors" not in rows and "depth 3" not in rows  # none were measured
     assert rows["depth 4+"][2:] == ["3", "-", "0.200", "0.300", "-", "0.100", "-", "-"]
     assert "What the allocator buys (uniform: 8 rollouts of each prompt)" in plain
+    note = "12% of the chosen prompts get more rollouts than judge them, so contrast looks too rare; raise --rollouts"
+    assert plain.endswith(f"\n\n{note}")
     assert "| learned / oracle" in markdown and "**How good the scores are**" in markdown
 
 

@@ -33,12 +33,22 @@ def tables(figures: Mapping[str, float], *, markdown: bool = False) -> str:
         if figures.get(f"{place}/items")
     ]
     titles = ["allocated by", *(m.replace("_", " ") for _, m in measures)]
-    return "\n\n".join(
-        [
-            _render(f"What the allocator buys{_uniform(figures)}", titles, gains, markdown),
-            _render("How good the scores are", ["", *_TITLES], scores, markdown),
-        ]
-    )
+    parts = [
+        _render(f"What the allocator buys{_uniform(figures)}", titles, gains, markdown),
+        _render("How good the scores are", ["", *_TITLES], scores, markdown),
+        *_plugged_in(figures),
+    ]
+    return "\n\n".join(parts)
+
+
+def _plugged_in(figures: Mapping[str, float]) -> list[str]:
+    """A line for each stage whose contrast is judged by fewer rollouts than are spent (`eval/regret.py`)."""
+    stages = {"root": ("prompts", "--rollouts"), "anchor": ("anchors", "--continuations")}
+    return [
+        f"{share:.0%} of the chosen {items} get more rollouts than judge them, so contrast looks too rare; raise {flag}"
+        for place, (items, flag) in stages.items()
+        if (share := figures.get(f"{place}/plugged_in", 0.0)) > 0
+    ]
 
 
 def _uniform(figures: Mapping[str, float]) -> str:
