@@ -44,6 +44,7 @@ from trace_jax.types import PackedBatch, Prompt, RolloutTree, Stage
 
 _log = logging.getLogger(__name__)
 _PROMPTS_PER_SEED = 10_000_000  # far more than a run draws
+_WARM_UP_CURSOR = _PROMPTS_PER_SEED // 2  # of the warm-up: strategies with and without one draw the same pools
 
 
 @dataclasses.dataclass
@@ -302,8 +303,7 @@ async def warm_up_predictor(run: Run) -> dict[str, float]:
     """Fits the predictor to rollouts of the first policy, outside the budget (ours; off in the paper)."""
     settings = run.config.predictor
     await publish(run)
-    prompts = run.training_prompts(settings.warmup_prompts, run.cursor)
-    run.cursor += len(prompts)
+    prompts = run.training_prompts(settings.warmup_prompts, _WARM_UP_CURSOR)
     collected = await sample_batch(
         run.engine,
         run.environment,
