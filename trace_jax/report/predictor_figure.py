@@ -102,7 +102,7 @@ def _bars(axis: Any, figures: Mapping[str, float]) -> None:
         labels.append(measure.replace("_", " ").replace(" per ", "\nper ") + said)
     axis.set_xticks(range(len(measures)), labels, fontsize="small")
     count = figures.get("uniform_rollouts")
-    said = f" (uniform: {count:.0f} rollouts of each prompt)" if count else ""
+    said = f" (uniform: {count:.0f} each)" if count else ""
     axis.set(title=f"what the allocator buys{said}", ylim=(0, 1.15))
     axis.legend(frameon=False, ncols=4, loc="upper center", fontsize="small")
 
