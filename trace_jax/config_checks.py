@@ -91,9 +91,9 @@ def _ranges(config: RunConfig) -> Iterable[str]:
             "predictor.warmup_rollouts", "predictor.replay_steps", "predictor.oracle_rollouts",
             "predictor.oracle_continuations", "predictor.hidden_size", "predictor.num_layers",
             "predictor.num_heads", "predictor.mlp_size", "predictor.members", "warm_start.demonstrations",
-            "warm_start.distinct", "warm_start.micro_rows", "chat.max_prompt_tokens", "math.max_turns", "math.python_workers",
-            "math.check_workers", "multihop_qa.max_turns", "multihop_qa.document_characters", "bfcl.max_turns",
-            "mesh.data", "mesh.fsdp", "mesh.tensor"),
+            "warm_start.distinct", "warm_start.micro_rows", "chat.max_prompt_tokens", "math.max_turns",
+            "math.python_workers", "math.check_workers", "multihop_qa.max_turns", "multihop_qa.document_characters",
+            "bfcl.max_turns", "mesh.data", "mesh.fsdp", "mesh.tensor"),
         2: ("budget.roots", "budget.rollouts_per_prompt", "budget.roots_per_prompt", "budget.min_per_prompt",
             "model.context_length"),
     }  # fmt: skip
