@@ -49,7 +49,7 @@ BROKEN = [
     ({"loss.std_ddof": 2}, "config.loss.std_ddof is 2; choose one of 0, 1"),
     ({"loss.aggregation": "mean"}, "config.loss.aggregation is 'mean'"),
     ({"loss.prompt_weight": "leaves"}, "choose one of equal, sequences"),
-    ({"predictor.kind": "none"}, "choose one of critic, policy_head, both, oracle"),
+    ({"predictor.kind": "none"}, "choose one of critic, policy_head, both, bayes, oracle"),
     ({"predictor.targets": "leaves"}, "config.predictor.targets is 'leaves'; choose one of backed_up, bare, direct"),
     ({"predictor.calibration": "platt"}, "choose one of none, temperature, isotonic"),
     ({"predictor.calibration": "isotonic"}, "calibration is 'isotonic' with held_share 0.0; a calibration needs both"),
@@ -60,6 +60,10 @@ BROKEN = [
     ({"predictor.replay_decay": 0.1, "predictor.replay_steps": 32}, "the oldest of 32 replay_steps would weigh 0.1.31, next to nothing; lower"),
     ({"predictor.update_steps": 0}, "config.predictor.update_steps is 0, must be above 0 or left unset"),
     ({"predictor.frozen_states": True}, "frozen_states is set, but kind 'critic' does not read the policy's states"),
+    ({"predictor.kind": "bayes"}, "'bayes' takes in each outcome once, by its likelihood, but loss is 'mse', weighting"),
+    ({"predictor.kind": "bayes", "predictor.loss": "bce", "predictor.weighting": "count", "predictor.replay_steps": 2},
+     "weighting 'count' and replay_steps 2; set them to 'bce', 'count' and 1"),
+    ({"predictor.prior_precision": 0.0}, "config.predictor.prior_precision is 0.0, must be above 0"),
     ({"predictor.expected": True}, "config.predictor.expected needs config.predictor.members of 2 or more"),
     ({"predictor.shuffle": True, "predictor.kind": "oracle"}, "config.predictor.shuffle is set, but kind 'oracle' mea"),
     ({"budget.objective": "entropy"}, "config.budget.objective is 'entropy'; choose one of any_contrast, advantage_ma"),
@@ -183,6 +187,7 @@ FINE = [
     {"predictor.calibration": "temperature", "predictor.held_share": 0.2, "predictor.replay_decay": 1.0},
     {"predictor.kind": "both", "predictor.frozen_states": True, "predictor.members": 2, "predictor.expected": True},
     {"predictor.shuffle": True, "predictor.update_steps": 1},
+    {"predictor.kind": "bayes", "predictor.loss": "bce", "predictor.weighting": "count", "predictor.frozen_states": True},
     {"strategy": "grpo", "budget.roots": 12, "budget.rollouts_per_prompt": 4, "budget.pool": 6},
     {"strategy": "pcl", "budget.roots": 12, "budget.rollouts_per_prompt": 4, "budget.pool": 6},
     {"strategy": "treepo", "budget.roots": 12, "budget.rollouts_per_prompt": 5, "budget.pool": 3},
@@ -222,7 +227,7 @@ AT_LEAST = {
     " checkpoint.keep loss.epochs"
     " loss.mini_batches loss.micro_rows loss.logit_chunk predictor.epochs predictor.batch_rows"
     " predictor.warmup_rollouts predictor.replay_steps predictor.oracle_rollouts predictor.oracle_continuations"
-    " predictor.hidden_size predictor.num_layers predictor.num_heads predictor.mlp_size predictor.members warm_start.demonstrations"
+    " predictor.hidden_size predictor.num_layers predictor.num_heads predictor.mlp_size predictor.members predictor.state_layers predictor.feature_size warm_start.demonstrations"
     " warm_start.distinct warm_start.micro_rows chat.max_prompt_tokens math.max_turns math.python_workers"
     " math.check_workers multihop_qa.max_turns multihop_qa.document_characters bfcl.max_turns mesh.data mesh.fsdp mesh.tensor",
     2: "budget.roots budget.rollouts_per_prompt budget.roots_per_prompt budget.min_per_prompt model.context_length",

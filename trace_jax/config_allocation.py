@@ -32,10 +32,14 @@ class PredictorConfig:
     """The success predictor (paper section 4.3, E.6). The last fields are options of ours, off as in the paper."""
 
     # "critic": a model of its own (paper); "policy_head": on the policy's states (ours); "both": on the states of the
-    # critic and the policy (ours); "oracle": many extra rollouts in place of a model, the upper control.
+    # critic and the policy (ours); "bayes": a Bayesian read-out of the policy's layers (ours; train/bayes_step.py);
+    # "oracle": many extra rollouts in place of a model, the upper control.
     kind: str = "critic"
+    state_layers: int = 3  # of kind="bayes": layers of the policy that it reads
+    feature_size: int = 384  # of kind="bayes": at most so many numbers of them (models/state_features.py)
+    prior_precision: float = 1.0  # of kind="bayes"
     frozen_states: bool = False  # read the states of the policy before training, not the present one's (ours)
-    members: int = 1  # of an ensemble of read-outs (ours; models/predictor.py)
+    members: int = 1  # of an ensemble of read-outs (ours; models/predictor.py); draws of the belief of kind="bayes"
     expected: bool = False  # allocate by the mean of V_root over the members, not by V_root of their mean (ours)
     shuffle: bool = False  # the lower control: every score goes to another prompt or anchor
     path: str | None = None  # folder of the critic's weights and tokenizer (paper: Qwen3-0.6B); None: from scratch
@@ -52,7 +56,7 @@ class PredictorConfig:
     weighting: str = "equal"  # or "count": an example weighs as many as its outcomes
     targets: str = "backed_up"  # paper Eq. 18; "bare", "direct" (ours; tree/targets.py)
     replay_steps: int = 1  # steps whose examples are fitted, the warm-up is one of them; 1 is the current step only
-    replay_decay: float = 1.0  # what is k steps old weighs decay^k
+    replay_decay: float = 1.0  # what is k steps old weighs decay^k, also in the belief of kind="bayes"
     update_steps: int | None = None  # optimiser steps after each step; None: `epochs` passes over the window
     calibration: str = "none"  # "temperature", "isotonic": a map of the scores, fitted to roots that are held back
     held_share: float = 0.0  # of a step's prompts, held back from the fit for the calibration

@@ -18,7 +18,7 @@ TASKS = SMALL_TASKS + DATA_TASKS
 BFCL_CATEGORIES = ("base", "long_context", "miss_func", "miss_param")
 STRATEGIES = ("grpo", "pcl", "treepo", "trace")
 ENGINES = ("local", "sglang")
-PREDICTORS = ("critic", "policy_head", "both", "oracle")
+PREDICTORS = ("critic", "policy_head", "both", "bayes", "oracle")
 ADVANTAGES = ("grpo", "dr_grpo", "tree_rpo", "tree_grpo")
 AGGREGATIONS = (
     "sequence_mean_token_mean",
@@ -90,7 +90,8 @@ def _ranges(config: RunConfig) -> Iterable[str]:
             "loss.mini_batches", "loss.micro_rows", "loss.logit_chunk", "predictor.epochs", "predictor.batch_rows",
             "predictor.warmup_rollouts", "predictor.replay_steps", "predictor.oracle_rollouts",
             "predictor.oracle_continuations", "predictor.hidden_size", "predictor.num_layers",
-            "predictor.num_heads", "predictor.mlp_size", "predictor.members", "warm_start.demonstrations",
+            "predictor.num_heads", "predictor.mlp_size", "predictor.members", "predictor.state_layers",
+            "predictor.feature_size", "warm_start.demonstrations",
             "warm_start.distinct", "warm_start.micro_rows", "chat.max_prompt_tokens", "math.max_turns",
             "math.python_workers", "math.check_workers", "multihop_qa.max_turns", "multihop_qa.document_characters",
             "bfcl.max_turns", "mesh.data", "mesh.fsdp", "mesh.tensor"),
@@ -102,6 +103,7 @@ def _ranges(config: RunConfig) -> Iterable[str]:
             if _get(config, name) < limit:
                 yield f"config.{name} is {_get(config, name)}, must be at least {limit}"
     for name in ("sampling.temperature", "optimizer.eps", "optimizer.clip_norm", "model.rope_theta", "lora.alpha",
+                 "predictor.prior_precision",
                  "loss.tis_cap", "loss.max_logprob_gap", "sglang.request_timeout", "sglang.update_timeout",
                  "sglang.outage_timeout", "math.python_timeout", "math.check_timeout"):  # fmt: skip
         if not _get(config, name) > 0:
@@ -313,10 +315,16 @@ def _predictor(config: RunConfig) -> Iterable[str]:
             f"config.predictor.calibration is {predictor.calibration!r} with held_share {predictor.held_share}; a "
             "calibration needs both, a run without one neither"
         )
-    if predictor.frozen_states and predictor.kind not in ("policy_head", "both"):
+    fit = (predictor.loss, predictor.weighting, predictor.replay_steps)
+    if predictor.kind == "bayes" and fit != ("bce", "count", 1):
+        yield (
+            "config.predictor.kind 'bayes' takes in each outcome once, by its likelihood, but loss is {!r}, weighting "
+            "{!r} and replay_steps {}; set them to 'bce', 'count' and 1".format(*fit)
+        )
+    if predictor.frozen_states and predictor.kind not in ("policy_head", "both", "bayes"):
         yield (
             f"config.predictor.frozen_states is set, but kind {predictor.kind!r} does not read the policy's states; "
-            "unset it or take kind 'policy_head' or 'both'"
+            "unset it or take kind 'policy_head', 'both' or 'bayes'"
         )
     if predictor.expected and predictor.members == 1:
         yield "config.predictor.expected needs config.predictor.members of 2 or more: a single one has no spread"

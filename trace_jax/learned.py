@@ -11,6 +11,7 @@ import numpy as np
 from trace_jax.config_allocation import PredictorConfig
 from trace_jax.objectives.recalibration import Recalibration, Temperature
 from trace_jax.train import replay
+from trace_jax.train.bayes_step import BayesianTrainer
 from trace_jax.train.history_view import HistoryView
 from trace_jax.train.predictor import LearnedPredictor
 from trace_jax.train.predictor_step import PredictorTrainer
@@ -25,7 +26,7 @@ Calibrate = Callable[[np.ndarray, np.ndarray, np.ndarray], Recalibration]  # (pr
 class Learned:
     """The parts of a learned predictor and everything that a step changes in it."""
 
-    trainer: PredictorTrainer
+    trainer: PredictorTrainer | BayesianTrainer
     state: TrainState
     scorer: LearnedPredictor
     targets: TargetKind

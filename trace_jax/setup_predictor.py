@@ -14,12 +14,14 @@ from trace_jax.learned import Learned
 from trace_jax.models import folder as model_folder
 from trace_jax.models import predictor as predictors
 from trace_jax.models.config import DecoderConfig
+from trace_jax.models.state_features import state_features
 from trace_jax.objectives import recalibration
 from trace_jax.objectives import value as value_losses
 from trace_jax.setup_run import make_strategy
 from trace_jax.tasks import tokenizer as tokenizers
 from trace_jax.train import optimizer as optimizers
 from trace_jax.train import replay
+from trace_jax.train.bayes_step import BayesianTrainer
 from trace_jax.train.history_view import HistoryView, recoder
 from trace_jax.train.predictor import LearnedPredictor
 from trace_jax.train.predictor_step import PredictorTrainer
@@ -42,6 +44,9 @@ def make_learned(config: RunConfig, model: DecoderConfig, mesh: Mesh, tokenizer:
     if settings.kind == "policy_head":
         head = predictors.policy_head(model, mlp_size=settings.mlp_size, members=settings.members)
         trainer = _trainer(config, head, mesh)
+        return _learned(config, trainer, trainer.init(key), HistoryView(_limit(config)))
+    if settings.kind == "bayes":
+        trainer = _bayesian(config, model, mesh)
         return _learned(config, trainer, trainer.init(key), HistoryView(_limit(config)))
     if settings.kind == "both":
         view = HistoryView(_limit(config))
@@ -76,7 +81,7 @@ def _limit(config: RunConfig) -> int:
     return config.predictor.max_tokens or config.loss.row_length
 
 
-def _learned(config: RunConfig, trainer: PredictorTrainer, state: Any, view: HistoryView) -> Learned:
+def _learned(config: RunConfig, trainer: PredictorTrainer | BayesianTrainer, state: Any, view: HistoryView) -> Learned:
     settings = config.predictor
     kinds = {"backed_up": targets.backed_up, "bare": targets.bare, "direct": targets.direct}
     maps = {
@@ -93,6 +98,21 @@ def _learned(config: RunConfig, trainer: PredictorTrainer, state: Any, view: His
         window=window,
         held=window,
         calibrate=maps[settings.calibration],
+    )
+
+
+def _bayesian(config: RunConfig, model: DecoderConfig, mesh: Mesh) -> BayesianTrainer:
+    settings = config.predictor
+    features, size = state_features(model, layers=settings.state_layers, max_size=settings.feature_size)
+    return BayesianTrainer(
+        features,
+        size,
+        mesh,
+        prior_precision=settings.prior_precision,
+        remembered=settings.replay_decay,
+        draws=settings.members,
+        batch_rows=settings.batch_rows,
+        row_length=_limit(config),
     )
 
 

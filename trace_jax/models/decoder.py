@@ -22,6 +22,8 @@ from trace_jax.models.layers import Kernel, Linear, Norm, apply_rope, rope_table
 
 Params = Any
 
+_STATES = "states"  # collection of what each layer hands on
+
 
 def init_params(cfg: DecoderConfig, key: jax.Array) -> Params:
     """Fresh parameters in `cfg.param_dtype`: kernels N(0, 1/fan_in), embeddings N(0, 0.02^2), norms 1, biases 0."""
@@ -50,12 +52,39 @@ def hidden_states(
     Token q sees token k of its row iff `k <= q and q < end[k]` (see `types.PackedBatch`). `lora` is the collection that
     `lora.collection` makes of adapters; None leaves every layer as its parameters have it.
     """
-    index_T = jnp.arange(token_BT.shape[1])
-    causal_TT = index_T[None, :] <= index_T[:, None]
-    visible_BTT = causal_TT[None] & (index_T[None, :, None] < end_BT[:, None, :])
     variables = {"params": params} if lora is None else {"params": params, "lora": lora}
-    hidden_BTD, _ = Decoder(cfg).apply(variables, token_BT, pos_BT, visible_BTT, None)
+    hidden_BTD, _ = Decoder(cfg).apply(variables, token_BT, pos_BT, _visible(token_BT.shape[1], end_BT), None)
     return hidden_BTD.astype(jnp.float32)
+
+
+def layer_states(
+    cfg: DecoderConfig,
+    params: Params,
+    token_BT: jax.Array,
+    pos_BT: jax.Array,
+    end_BT: jax.Array,
+    layers: tuple[int, ...],
+) -> jax.Array:
+    """The residual stream behind each of `layers` (0 is the first), float32 [B, T, len(layers), D], before any norm.
+
+    Tokens see each other as in `hidden_states`.
+    """
+    _, found = Decoder(cfg).apply(
+        {"params": params}, token_BT, pos_BT, _visible(token_BT.shape[1], end_BT), None, mutable=[_STATES]
+    )
+    if cfg.scan_layers:
+        (stacked_LBTD,) = found[_STATES]["layers"]["out"]
+        states = [stacked_LBTD[i] for i in layers]
+    else:
+        states = [found[_STATES][f"layer_{i}"]["out"][0] for i in layers]
+    return jnp.stack(states, axis=2).astype(jnp.float32)
+
+
+def _visible(length: int, end_BT: jax.Array) -> jax.Array:
+    """bool [B, T, T]: `k <= q and q < end[k]`."""
+    index_T = jnp.arange(length)
+    causal_TT = index_T[None, :] <= index_T[:, None]
+    return causal_TT[None] & (index_T[None, :, None] < end_BT[:, None, :])
 
 
 def extend(
@@ -177,7 +206,7 @@ def _scanned(cfg: DecoderConfig):
     block = nn.remat(Block, prevent_cse=False) if cfg.remat else Block
     return nn.scan(
         block,
-        variable_axes={"params": 0, "lora": 0},
+        variable_axes={"params": 0, "lora": 0, _STATES: 0},
         split_rngs={"params": True},
         in_axes=(nn.broadcast, nn.broadcast, nn.broadcast),
         length=cfg.num_layers,
@@ -196,7 +225,9 @@ class Block(nn.Module):
             _norm(self.cfg, "attention_norm")(x_BTD), rope, visible_BTS, cache
         )
         x_BTD = x_BTD + h_BTD
-        return x_BTD + Mlp(self.cfg, name="mlp")(_norm(self.cfg, "mlp_norm")(x_BTD)), cache
+        x_BTD = x_BTD + Mlp(self.cfg, name="mlp")(_norm(self.cfg, "mlp_norm")(x_BTD))
+        self.sow(_STATES, "out", x_BTD)  # kept only where `layer_states` asks for it
+        return x_BTD, cache
 
 
 class Attention(nn.Module):

@@ -1,0 +1,211 @@
+"""A last-layer Bayesian predictor: logistic regression on fixed features, its belief carried from step to step (ours).
+
+The paper's critic is fitted by gradient steps and forgets what it is not shown. Here the only parameters are the
+weights w of a logistic regression on the policy's states (`models.state_features`), with a Gaussian belief
+N(mean, precision^-1) about them (Laplace, as in MacKay 1992; step by step, as in Spiegelhalter and Lauritzen 1990):
+
+    prior      P = f precision + (1 - f) P_0,   P mean_P = f precision mean,   f: how much is remembered
+    mean'      argmax_w  sum_i n_i [y_i log s(w.x_i) + (1 - y_i) log s(-w.x_i)] - (w - mean_P)' P (w - mean_P) / 2
+    precision' P + sum_i n_i s_i (1 - s_i) x_i x_i'   at mean'
+
+with s the sigmoid, y_i the mean outcome of a history and n_i its count times its weight. P_0 is diagonal. What is
+forgotten goes back to the prior N(0, P_0^-1), so the belief about what is no longer seen widens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from scipy import linalg, special, stats
+
+from trace_jax.models.state_features import Features
+from trace_jax.train import rows as rows_lib
+from trace_jax.train import sharding
+from trace_jax.train.replay import Examples
+from trace_jax.train.state import TrainState
+from trace_jax.tree import prefix_rows
+
+_SCORED = ("token", "pos", "end")
+_BIAS_PRECISION = 1e-2  # of the constant feature: nothing is known beforehand of how often the policy succeeds
+_TOLERANCE = 1e-6  # relative fall of the objective below which Newton's method has arrived
+_HALVINGS = 30
+
+
+class BayesianTrainer:
+    """Scores and fits the belief; the interface of `predictor_step.PredictorTrainer`. States that go in are kept."""
+
+    def __init__(
+        self,
+        features: Features,
+        size: int,
+        mesh: Mesh,
+        *,
+        prior_precision: float,
+        remembered: float,
+        draws: int,
+        batch_rows: int,
+        row_length: int,
+    ):
+        """Builds the functions; nothing is compiled yet.
+
+        Args:
+          features, size: of a history, as `state_features` makes them; a constant 1 is added.
+          prior_precision: of each weight but the constant's, > 0. A history's features have length sqrt(size) or so,
+            so its logit has the prior standard deviation sqrt(size / prior_precision).
+          remembered: f in (0, 1]; 1 keeps everything.
+          draws: S >= 1; above 1 a score is S draws of the belief, at the quantiles (s + 1/2) / S of its logit.
+          batch_rows: rows per forward pass, a multiple of the mesh's data x fsdp.
+          row_length: tokens per row; no history may be longer.
+        """
+        if not prior_precision > 0 or not 0 < remembered <= 1 or draws < 1:
+            raise ValueError(
+                f"bayes: prior_precision {prior_precision}, remembered {remembered}, draws {draws}; they must be above "
+                "0, in (0, 1], and at least 1"
+            )
+        self.mesh, self.batch_rows, self.row_length = mesh, batch_rows, row_length
+        self._size, self._remembered = size + 1, remembered
+        self._prior = np.full(self._size, prior_precision)
+        self._prior[-1] = _BIAS_PRECISION
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        self._quantile_S = stats.norm.ppf((np.arange(draws) + 0.5) / draws).astype(np.float32) if draws > 1 else None
+        by_row = sharding.row_sharding(mesh)
+        self._features = features
+        self._states = jax.jit(features, in_shardings=(None, by_row, by_row, by_row), out_shardings=self._whole)
+        self._score = jax.jit(self._score_fn, in_shardings=(self._whole, None, by_row), out_shardings=self._whole)
+
+    def init(self, key: jax.Array) -> TrainState:
+        """The prior; nothing is drawn from the key."""
+        del key
+        return self._state(np.zeros(self._size), np.diag(self._prior), 0)
+
+    def abstract_state(self) -> TrainState:
+        """The state's shapes, dtypes and shardings: the template of a restore."""
+        like = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self._whole)
+        square = like(self._size, self._size)
+        params = {"mean": like(self._size), "precision": square, "spread": square}
+        return TrainState(params, (), jax.ShapeDtypeStruct((), jnp.int32, sharding=self._whole))
+
+    def compiles(self) -> dict[str, int]:
+        """Compiled variants of each jitted function; more than 1 means that a shape changed."""
+        return {"score": self._score._cache_size(), "update": self._states._cache_size()}
+
+    def score(self, params: Any, policy_params: Any, rows: rows_lib.Rows) -> np.ndarray:
+        """float32 [b, T] success probabilities at the posterior mean, or [S, b, T], S draws; as `PredictorTrainer`'s.
+
+        The mean of equally weighted draws is close to the posterior mean of the probability.
+        """
+        with jax.set_mesh(self.mesh):
+            groups = rows_lib.micro_batches({name: rows[name] for name in _SCORED}, self.batch_rows)
+            scores = [self._score(params, policy_params, sharding.put_rows(self.mesh, group)) for group in groups]
+            return np.concatenate(jax.device_get(scores), axis=-2)[..., : rows["token"].shape[0], :]
+
+    def fit(
+        self, state: TrainState, policy_params: Any, examples: Examples, rng: np.random.Generator, *, epochs: int
+    ) -> tuple[TrainState, dict[str, float]]:
+        """Takes in examples that were not seen before, by at most `epochs` of Newton's steps, each over all of them.
+
+        `rng` is not used. Returns the new state and metrics under `predictor/`: `loss` (mean nats of an outcome before
+        the fit), `grad_norm` (there), `update_norm` (change of the mean), `examples`, `prefix_share`,
+        `optimizer_steps`. Without examples nothing happens, and nothing is forgotten.
+        """
+        return self._fit(state, policy_params, examples, epochs)
+
+    def fit_steps(
+        self, state: TrainState, policy_params: Any, examples: Examples, rng: np.random.Generator, *, steps: int
+    ) -> tuple[TrainState, dict[str, float]]:
+        """As `fit`, by at most `steps` of Newton's steps; it ends when it has arrived, after a handful."""
+        return self._fit(state, policy_params, examples, steps)
+
+    def _fit(
+        self, state: TrainState, policy_params: Any, examples: Examples, steps: int
+    ) -> tuple[TrainState, dict[str, float]]:
+        report = {"examples": examples.size, "prefix_share": examples.prefix_share, "optimizer_steps": 0}
+        if examples.size:
+            x_nF = self._features_of(policy_params, examples)
+            weight_n = (examples.count * examples.weight).astype(np.float64)
+            params = {name: np.asarray(jax.device_get(value), np.float64) for name, value in state.params.items()}
+            problem = _Step(x_nF, examples.target.astype(np.float64), weight_n, params, self._prior, self._remembered)
+            mean, report["optimizer_steps"] = problem.solve(params["mean"], steps)
+            report |= problem.report(params["mean"], mean)
+            state = self._state(mean, problem.precision(mean), int(state.step) + 1)
+        return state, {f"predictor/{name}": value for name, value in report.items()}
+
+    def _features_of(self, policy_params: Any, examples: Examples) -> np.ndarray:
+        """float64 [n, F + 1]: features at the end of each history, and a constant 1."""
+        batch, row, col = prefix_rows.pack_shared(examples.prefixes, row_length=self.row_length)
+        rows = rows_lib.filled_rows(batch, _SCORED)
+        found = np.ones((examples.size, self._size))
+        with jax.set_mesh(self.mesh):
+            for i, group in enumerate(rows_lib.micro_batches(rows, self.batch_rows)):
+                group = sharding.put_rows(self.mesh, group)
+                states_bTF = self._states(policy_params, *(group[name] for name in _SCORED))
+                here = np.flatnonzero(row // self.batch_rows == i)
+                found[here, :-1] = jax.device_get(states_bTF)[row[here] % self.batch_rows, col[here]]
+        return found
+
+    def _state(self, mean: np.ndarray, precision: np.ndarray, step: int) -> TrainState:
+        """The belief on devices; `spread` has `precision^-1 = spread spread'`."""
+        factor = linalg.cholesky(precision, lower=True)
+        spread = linalg.solve_triangular(factor, np.eye(self._size), lower=True).T
+        put = lambda value: jax.device_put(np.asarray(value, np.float32), self._whole)
+        params = {"mean": put(mean), "precision": put(precision), "spread": put(spread)}
+        return TrainState(params, (), jax.device_put(np.asarray(step, np.int32), self._whole))
+
+    def _score_fn(self, params, policy_params, rows):
+        states_bTF = self._features(policy_params, rows["token"], rows["pos"], rows["end"])
+        logit_bT = states_bTF @ params["mean"][:-1] + params["mean"][-1]
+        if self._quantile_S is None:
+            return jax.nn.sigmoid(logit_bT)
+        turned_bTF = states_bTF @ params["spread"][:-1] + params["spread"][-1]
+        deviation_bT = jnp.sqrt(jnp.sum(jnp.square(turned_bTF), axis=-1))
+        return jax.nn.sigmoid(logit_bT + self._quantile_S[:, None, None] * deviation_bT)
+
+
+class _Step:
+    """The objective of one step, to be minimised: negative log-likelihood plus the prior's square, in float64."""
+
+    def __init__(self, x_nF, y_n, n_n, params, prior, remembered):
+        self._x, self._y, self._n = x_nF, y_n, n_n
+        self._prior = remembered * params["precision"] + (1 - remembered) * np.diag(prior)
+        self._pull = remembered * params["precision"] @ params["mean"]  # P mean_P
+
+    def objective(self, w: np.ndarray) -> float:
+        return self._nats(w) + float(w @ self._prior @ w / 2 - self._pull @ w)
+
+    def solve(self, w: np.ndarray, steps: int) -> tuple[np.ndarray, int]:
+        """(weights, Newton's steps taken): each step is halved until it lowers the objective."""
+        best = self.objective(w)
+        for taken in range(steps):
+            step = linalg.solve(self.precision(w), self._gradient(w), assume_a="pos")
+            for halving in range(_HALVINGS):
+                tried = w - step * 0.5**halving
+                if (lower := self.objective(tried)) < best:
+                    break
+            else:
+                return w, taken
+            w, fall, best = tried, best - lower, lower
+            if fall < _TOLERANCE * (1 + abs(best)):
+                return w, taken + 1
+        return w, steps
+
+    def precision(self, w: np.ndarray) -> np.ndarray:
+        s = special.expit(self._x @ w)
+        return (self._x.T * (self._n * s * (1 - s))) @ self._x + self._prior
+
+    def report(self, before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+        return {
+            "loss": self._nats(before) / float(self._n.sum()),
+            "grad_norm": float(np.linalg.norm(self._gradient(before))),
+            "update_norm": float(np.linalg.norm(after - before)),
+        }
+
+    def _nats(self, w: np.ndarray) -> float:
+        z = self._x @ w
+        return -float(np.sum(self._n * (self._y * special.log_expit(z) + (1 - self._y) * special.log_expit(-z))))
+
+    def _gradient(self, w: np.ndarray) -> np.ndarray:
+        return self._x.T @ (self._n * (special.expit(self._x @ w) - self._y)) + self._prior @ w - self._pull
