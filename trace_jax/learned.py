@@ -17,6 +17,7 @@ from trace_jax.train.predictor import LearnedPredictor
 from trace_jax.train.predictor_step import PredictorTrainer
 from trace_jax.train.replay import ReplayWindow, TargetKind
 from trace_jax.train.state import TrainState
+from trace_jax.train.state_record import RecordedPredictor
 from trace_jax.types import RolloutTree
 
 Calibrate = Callable[[np.ndarray, np.ndarray, np.ndarray], Recalibration]  # (probability, mean, count) -> map
@@ -28,12 +29,13 @@ class Learned:
 
     trainer: PredictorTrainer | BayesianTrainer
     state: TrainState
-    scorer: LearnedPredictor
+    scorer: LearnedPredictor | RecordedPredictor
     targets: TargetKind
     window: ReplayWindow  # what it is fitted to
     held: ReplayWindow  # roots of other prompts, for the calibration; empty without one
     calibrate: Calibrate | None  # None: scores stay as they are
     frozen: Any = None  # parameters of the policy whose states it reads, where those are not the present one's
+    recorded: bool = False  # it reads states that the engine recorded (train/state_record.py)
     recalibration: Recalibration = Temperature()  # of the scores as they are now; this one changes nothing
 
     @property
@@ -50,7 +52,8 @@ class Learned:
     ) -> dict[str, float]:
         """Fits to flat trees that were sampled outside the budget, for `warmup_steps` optimiser steps (ours).
 
-        They are the first step of the replay window. Returns the fit's metrics under `predictor/`.
+        They are the first step of the replay window. `policy_params`: of the policy that sampled them, or, where
+        `recorded`, the `StateRecord` of its engine. Returns the fit's metrics under `predictor/`.
         """
         self._push(settings, trees, rng)
         self.state, report = self.trainer.fit_steps(
@@ -63,7 +66,7 @@ class Learned:
     ) -> dict[str, float]:
         """Eq. 19 on this step's trees, and on those of the replay window if it is longer than one step.
 
-        Returns the fit's metrics under `predictor/`.
+        Arguments and result as of `warm_up`.
         """
         self._push(settings, trees, rng)
         examples, states = self.window.examples(), self._states_of(policy_params)

@@ -38,6 +38,7 @@ from trace_jax.setup_run import make_advantage, make_strategy
 from trace_jax.train.policy_step import Plan, PolicyTrainer
 from trace_jax.train.predictor import allocation_metrics
 from trace_jax.train.state import TrainState
+from trace_jax.train.state_record import StateRecord
 from trace_jax.tree import aggregate, grow, metrics, pack
 from trace_jax.tree.neutral import neutral
 from trace_jax.types import PackedBatch, Prompt, RolloutTree, Stage
@@ -108,6 +109,7 @@ class Gathered:
     scored: bool  # whether a predictor saw them
     costs: ExpectedTokens  # with this step's token counts in it
     metrics: dict[str, float]
+    record: StateRecord | None = None  # the policy's states at their turns, for a predictor that reads these
 
 
 async def train_step(run: Run, on_progress: OnProgress | None = None) -> dict[str, float]:
@@ -206,6 +208,7 @@ async def gather(run: Run, step: int, cursor: int, on_progress: OnProgress | Non
         scored=scores is not None,
         costs=_updated_costs(costs, trees),
         metrics=report | clock.metrics(),
+        record=_record(run),
     )
 
 
@@ -215,7 +218,7 @@ def learn(run: Run, gathered: Gathered) -> dict[str, float]:
     report = allocation_metrics(trees) if gathered.scored else {}
     if run.learned is not None:
         rng = keys.host_rng(config.seed, run.step, "predictor")
-        report |= run.learned.update(config.predictor, run.served, trees, rng)
+        report |= run.learned.update(config.predictor, gathered.record or run.served, trees, rng)
     clock.lap("predictor_update")
     run.policy, policy_report = run.trainer.update(
         run.policy,
@@ -313,10 +316,15 @@ async def warm_up_predictor(run: Run) -> dict[str, float]:
         concurrency=run.config.sampling.concurrency,
     )
     rng = keys.host_rng(run.config.seed, run.step, "warm_up")
-    report = run.learned.warm_up(settings, run.served, [c.tree for c in collected], rng)
+    report = run.learned.warm_up(settings, _record(run) or run.served, [c.tree for c in collected], rng)
     run.learned.publish(run.served, _kept(run, run.learned.state.params))
     counts = sum((c.counts for c in collected), BudgetCount())
     return report | {"predictor/warmup_tokens": counts.generated_tokens}
+
+
+def _record(run: Run) -> StateRecord | None:
+    """What the engine has on record under its present weights; it starts another record with the next ones."""
+    return StateRecord(run.engine.state_record) if run.learned and run.learned.recorded else None
 
 
 def _strategy(run: Run) -> Strategy:

@@ -27,6 +27,7 @@ from trace_jax.train import rows as rows_lib
 from trace_jax.train import sharding
 from trace_jax.train.replay import Examples
 from trace_jax.train.state import TrainState
+from trace_jax.train.state_record import StateRecord
 from trace_jax.tree import prefix_rows
 
 _SCORED = ("token", "pos", "end")
@@ -103,6 +104,15 @@ class BayesianTrainer:
             scores = [self._score(params, policy_params, sharding.put_rows(self.mesh, group)) for group in groups]
             return np.concatenate(jax.device_get(scores), axis=-2)[..., : rows["token"].shape[0], :]
 
+    def probability(self, params: Any, features_nF: np.ndarray) -> np.ndarray:
+        """float64 [n], or [S, n] of S draws: `score` of histories with these features, on the host."""
+        x_nF = np.concatenate([features_nF, np.ones((features_nF.shape[0], 1))], axis=1)
+        logit_n = x_nF @ np.asarray(params["mean"], np.float64)
+        if self._quantile_S is None:
+            return special.expit(logit_n)
+        deviation_n = np.linalg.norm(x_nF @ np.asarray(params["spread"], np.float64), axis=1)
+        return special.expit(logit_n + self._quantile_S[:, None].astype(np.float64) * deviation_n)
+
     def fit(
         self, state: TrainState, policy_params: Any, examples: Examples, rng: np.random.Generator, *, epochs: int
     ) -> tuple[TrainState, dict[str, float]]:
@@ -135,7 +145,12 @@ class BayesianTrainer:
         return state, {f"predictor/{name}": value for name, value in report.items()}
 
     def _features_of(self, policy_params: Any, examples: Examples) -> np.ndarray:
-        """float64 [n, F + 1]: features at the end of each history, and a constant 1."""
+        """float64 [n, F + 1]: features at the end of each history, and a constant 1.
+
+        From a `StateRecord` in place of the policy's parameters without a forward pass.
+        """
+        if isinstance(policy_params, StateRecord):
+            return np.concatenate([policy_params.of(examples.prefixes), np.ones((examples.size, 1))], axis=1)
         batch, row, col = prefix_rows.pack_shared(examples.prefixes, row_length=self.row_length)
         rows = rows_lib.filled_rows(batch, _SCORED)
         found = np.ones((examples.size, self._size))
