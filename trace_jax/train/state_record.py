@@ -1,4 +1,4 @@
-"""A predictor that reads states which the engine met anyway: scoring and fitting need no forward pass of their own (ours).
+"""A predictor that reads states which the engine met anyway: it needs no forward pass of its own (ours).
 
 To ask for a history's next turn, an engine feeds it through the policy; an engine that keeps the features of each such
 history (`engines.local.LocalEngine.state_record`) has those of every anchor, and of every turn that a fit can use.
