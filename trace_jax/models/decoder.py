@@ -72,12 +72,17 @@ def layer_states(
     _, found = Decoder(cfg).apply(
         {"params": params}, token_BT, pos_BT, _visible(token_BT.shape[1], end_BT), None, mutable=[_STATES]
     )
+    return _behind(cfg, found[_STATES], layers)
+
+
+def _behind(cfg: DecoderConfig, states: Params, layers: tuple[int, ...]) -> jax.Array:
+    """float32 [B, T, len(layers), D] out of what the blocks of one pass left in the collection."""
     if cfg.scan_layers:
-        (stacked_LBTD,) = found[_STATES]["layers"]["out"]
-        states = [stacked_LBTD[i] for i in layers]
+        (stacked_LBTD,) = states["layers"]["out"]
+        chosen = [stacked_LBTD[i] for i in layers]
     else:
-        states = [found[_STATES][f"layer_{i}"]["out"][0] for i in layers]
-    return jnp.stack(states, axis=2).astype(jnp.float32)
+        chosen = [states[f"layer_{i}"]["out"][0] for i in layers]
+    return jnp.stack(chosen, axis=2).astype(jnp.float32)
 
 
 def _visible(length: int, end_BT: jax.Array) -> jax.Array:
@@ -95,12 +100,14 @@ def extend(
     count_W: jax.Array,
     cache: list[KeyValue],
     trunk: list[KeyValue] | None = None,
-) -> tuple[jax.Array, list[KeyValue]]:
+    layers: tuple[int, ...] | None = None,
+) -> tuple[jax.Array, list[KeyValue]] | tuple[jax.Array, list[KeyValue], jax.Array]:
     """Feeds new tokens of each slot through the model on top of its cache: prefill (C > 1) and decode (C = 1).
 
     Slot w has `start_W[w]` tokens in its cache and gets the first `count_W[w]` (0..C) of its row; the rest is padding.
     With a trunk (`as_trunk`), the tokens of every slot come after the trunk's, which are stored once for all.
-    Returns float32 hidden states [W, C, D] and the new cache. Needs `scan_layers=False`: see `engine_params`.
+    Returns float32 hidden states [W, C, D] and the new cache; with `layers` also the residual stream behind each of
+    them, float32 [W, C, len(layers), D], as `layer_states` has it. Needs `scan_layers=False`: see `engine_params`.
     """
     if cfg.scan_layers:
         raise ValueError("extend needs unrolled layers; convert with engine_params first")
@@ -108,8 +115,12 @@ def extend(
     visible_WCS = jnp.arange(cache[0].values.shape[2])[None, None, :] <= at_WC[:, :, None]
     pos_WC = at_WC + trunk_length(trunk)
     cache = [(layer, start_W, count_W, trunk[i] if trunk else None) for i, layer in enumerate(cache)]
-    hidden_WCD, cache = Decoder(cfg).apply({"params": params}, token_WC, pos_WC, visible_WCS, cache)
-    return hidden_WCD.astype(jnp.float32), cache
+    inputs = {"params": params}, token_WC, pos_WC, visible_WCS, cache
+    if layers is None:
+        hidden_WCD, cache = Decoder(cfg).apply(*inputs)
+        return hidden_WCD.astype(jnp.float32), cache
+    (hidden_WCD, cache), found = Decoder(cfg).apply(*inputs, mutable=[_STATES])
+    return hidden_WCD.astype(jnp.float32), cache, _behind(cfg, found[_STATES], layers)
 
 
 def init_cache(cfg: DecoderConfig, rows: int, length: int) -> list[KeyValue]:
@@ -226,7 +237,7 @@ class Block(nn.Module):
         )
         x_BTD = x_BTD + h_BTD
         x_BTD = x_BTD + Mlp(self.cfg, name="mlp")(_norm(self.cfg, "mlp_norm")(x_BTD))
-        self.sow(_STATES, "out", x_BTD)  # kept only where `layer_states` asks for it
+        self.sow(_STATES, "out", x_BTD)  # kept only where `_behind` wants it
         return x_BTD, cache
 
 

@@ -1,11 +1,19 @@
-"""The policy's own hidden states as fixed features of a history, for a predictor that is linear in them (ours)."""
+"""The policy's own hidden states as fixed features of a history, for a predictor that is linear in them (ours).
+
+The states behind some layers at the history's last token become one vector: each layer's state is divided by its root
+mean square, so it has length sqrt(D), and where that makes more numbers than wanted, a fixed random matrix with entries
+N(0, 1 / max_size) takes them down to that many, which keeps lengths and products in expectation: what is fitted to them
+costs the same for every policy.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from trace_jax.models import decoder
 from trace_jax.models.config import DecoderConfig
@@ -17,13 +25,22 @@ _EPSILON = 1e-6
 Features = Callable[[Params, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
-def state_features(cfg: DecoderConfig, *, layers: int, max_size: int) -> tuple[Features, int]:
-    """(features, size): the residual stream behind `layers` layers, evenly spaced and with the last one among them.
+@dataclasses.dataclass(frozen=True)
+class StateFeatures:
+    """One map from states to features, for whoever holds the states already, and for packed rows.
 
-    Each layer's state is divided by its root mean square, so it has length sqrt(D). Where `layers` D is more than
-    `max_size`, a fixed random matrix with entries N(0, 1 / max_size) takes them down to that many numbers, which keeps
-    lengths and products in expectation: what is fitted to them costs the same for every policy. Entry t depends on the
-    tokens that t sees alone (see `types.PackedBatch`). No gradient reaches the policy.
+    `of_rows` has the signature of `Features`; entry t depends on the tokens that t sees alone (see
+    `types.PackedBatch`), and no gradient reaches the policy.
+    """
+
+    layers: tuple[int, ...]  # whose states are read, in this order
+    size: int  # F, numbers of a feature vector
+    of_states: Callable[[jax.Array], jax.Array]  # residual stream float32 [..., len(layers), D] -> float32 [..., F]
+    of_rows: Features
+
+
+def of_policy(cfg: DecoderConfig, *, layers: int, max_size: int) -> StateFeatures:
+    """Features from the residual stream behind `layers` layers, evenly spaced and with the last one among them.
 
     Args:
       cfg: the policy's decoder.
@@ -37,18 +54,25 @@ def state_features(cfg: DecoderConfig, *, layers: int, max_size: int) -> tuple[F
     chosen = spaced_layers(cfg.num_layers, layers)
     full = len(chosen) * cfg.hidden_size
     size = min(full, max_size)
+    # Drawn here, once: the engine makes features at every call.
+    projection = None if size == full else np.asarray(jax.random.normal(jax.random.key(0), (full, size)) / size**0.5)
 
-    def features(policy_params, token_BT, pos_BT, end_BT):
-        states_BTLD = decoder.layer_states(
-            cfg, jax.lax.stop_gradient(policy_params), token_BT, pos_BT, end_BT, chosen
-        )
-        scale_BTL1 = jnp.sqrt(jnp.mean(jnp.square(states_BTLD), axis=-1, keepdims=True) + _EPSILON)
-        flat_BTF = (states_BTLD / scale_BTL1).reshape(*token_BT.shape, full)
-        if size == full:
-            return flat_BTF
-        return flat_BTF @ (jax.random.normal(jax.random.key(0), (full, size)) / jnp.sqrt(size))
+    def of_states(states_LD):
+        scale_L1 = jnp.sqrt(jnp.mean(jnp.square(states_LD), axis=-1, keepdims=True) + _EPSILON)
+        flat_F = (states_LD / scale_L1).reshape(*states_LD.shape[:-2], full)
+        return flat_F if projection is None else flat_F @ projection
 
-    return features, size
+    def of_rows(policy_params, token_BT, pos_BT, end_BT):
+        policy_params = jax.lax.stop_gradient(policy_params)
+        return of_states(decoder.layer_states(cfg, policy_params, token_BT, pos_BT, end_BT, chosen))
+
+    return StateFeatures(chosen, size, of_states, of_rows)
+
+
+def state_features(cfg: DecoderConfig, *, layers: int, max_size: int) -> tuple[Features, int]:
+    """(features, size) of packed rows alone: `of_rows` and `size` of `of_policy`, which names arguments and errors."""
+    made = of_policy(cfg, layers=layers, max_size=max_size)
+    return made.of_rows, made.size
 
 
 def spaced_layers(num_layers: int, wanted: int) -> tuple[int, ...]:
