@@ -11,12 +11,18 @@ a row's bits do not depend on its slot or its neighbours; noise comes from a key
 the position; and each token is computed by the same call whoever asks first: the last token of a history and all but
 the last token of a generation by decode, everything else by prefill. The one exception is a full cache: evicted rows
 are computed again, generated tokens then by prefill, and log-probs move in the last bits (`stats` counts them).
+
+With features (`models.state_features`) the engine keeps a record of them: as the last token of every history goes
+through the first decode step after its request got a slot, that step's states are the history's own, and a predictor
+that is linear in them needs no forward pass. What is true of log-probs is true of the record: its bits do not depend on
+arrival order. They are not those of packed rows, only equal to rounding.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,6 +31,7 @@ from trace_jax.engines.base import EngineError
 from trace_jax.engines.local_device import LocalEngineConfig
 from trace_jax.engines.prefix_cache import PrefixCache
 from trace_jax.models.config import DecoderConfig
+from trace_jax.models.state_features import StateFeatures
 from trace_jax.types import GenerateRequest, Generation
 
 
@@ -47,14 +54,22 @@ _NO_TOKENS = np.zeros(0, np.int32)
 class LocalEngine:
     """`engines.base.Engine` in this process. One asyncio loop at a time; call `set_weights` before any request."""
 
-    def __init__(self, model: DecoderConfig, config: LocalEngineConfig):
+    def __init__(self, model: DecoderConfig, config: LocalEngineConfig, *, features: StateFeatures | None = None):
+        """With features, those of every history that is asked for are kept.
+
+        `state_record` maps `record_key(history)` to them, float32 [F], until the next weights or another trunk: then
+        the engine starts a fresh dict, and whoever holds the old one keeps it.
+        """
         self.config = config
         self.context_length = config.context_length
         self.weight_version = -1
         self.preloaded_tokens = 0
         self._trunk = _NO_TOKENS
         self._model = model
-        self._device = local_device.Device(model, config)
+        self.state_record: dict[bytes, np.ndarray] = {}
+        self._features = features
+        self._scored_tokens = 0
+        self._device = local_device.Device(model, config, features)
         self._cache = PrefixCache(config.cache_rows, config.context_length)
         self._slots: list[_Slot | None] = [None] * config.slots
         self._held: list[int] = [-1] * config.slots  # cache row whose content a free slot still holds
@@ -62,8 +77,13 @@ class LocalEngine:
         self._worker: asyncio.Task | None = None
 
     def stats(self) -> dict[str, float]:
-        """`cache_evictions`: cache rows that were given up for lack of room since the engine was made."""
-        return {"cache_evictions": self._cache.evictions}
+        """Since the engine was made.
+
+        `cache_evictions`: cache rows that were given up for lack of room. With features also `scored_tokens`: tokens
+        that `states` had prefilled.
+        """
+        scored = {} if self._features is None else {"scored_tokens": self._scored_tokens}
+        return {"cache_evictions": self._cache.evictions, **scored}
 
     async def release(self) -> None:
         """Keeps its memory: this process's allocator would not give it to anyone else."""
@@ -104,19 +124,43 @@ class LocalEngine:
         self.preloaded_tokens += tokens.shape[0]
 
     def _forget(self, trunk: np.ndarray) -> None:
-        """Empties the cache, whose rows hold what comes after `trunk` from now on."""
+        """Empties the cache, whose rows hold what comes after `trunk` from now on, and begins a new record."""
         self._cache.clear()
+        self.state_record = {}
         self._held = [-1] * self.config.slots
         self._trunk = trunk
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Samples one turn. Raises EngineError for a request that can never be served, or when the engine is closed."""
         self._check(request)
+        return await self._submit(request)
+
+    async def states(self, histories: Sequence[np.ndarray], salt: str = "") -> np.ndarray:
+        """float32 [n, F]: the features of each history, from the record; what is not on record is computed for it.
+
+        That takes a request of one token for each such history, under `salt`, as `GenerateRequest` has it. Its row then
+        is in the prefix cache, where a request for the same history, or for one that goes on after it, finds it.
+
+        Raises EngineError for a history that `generate` could not serve, and when the engine is closed; ValueError for
+        an engine without features.
+        """
+        if self._features is None:
+            raise ValueError("the engine keeps no states; make it with features")
+        keys, record = [record_key(history) for history in histories], self.state_record
+        missing = {key: _one_token(key, salt) for key in keys if key not in record}
+        for request in missing.values():
+            self._check(request)
+        # All at once, before anyone else's turn: weights cannot change under them, so they are put on this record.
+        for generation in await asyncio.gather(*(self._submit(request) for request in missing.values())):
+            self._scored_tokens += generation.prefilled_tokens
+        return np.stack([record[key] for key in keys]) if keys else np.zeros((0, self._features.size), np.float32)
+
+    def _submit(self, request: GenerateRequest) -> asyncio.Future:
         future = asyncio.get_running_loop().create_future()
         self._queue.append((request, future))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
-        return await future
+        return future
 
     async def close(self) -> None:
         """Stops the worker; requests still running fail with EngineError."""
@@ -156,7 +200,9 @@ class LocalEngine:
             while self._queue or any(self._slots):
                 self._drop_cancelled()
                 plan = self._admit()
-                tokens, logprobs = await asyncio.to_thread(self._device.run, plan)
+                tokens, logprobs, features = await asyncio.to_thread(self._device.run, plan)
+                if features is not None:
+                    self._put_on_record(features)
                 self._collect(tokens, logprobs)
                 await asyncio.sleep(0)  # the callers' next turns arrive before the next admission
         except asyncio.CancelledError:
@@ -202,6 +248,14 @@ class LocalEngine:
             self._device.admit(i, request, min(request.max_new_tokens, room))
         return plan
 
+    def _put_on_record(self, features_WF: np.ndarray) -> None:
+        """Keeps the features of the slots that were given away this round, before their first tokens are collected."""
+        for slot, features_F in zip(self._slots, features_WF, strict=True):
+            if slot is not None and not slot.tokens:
+                key = record_key(slot.request.tokens)
+                if key not in self.state_record:
+                    self.state_record[key] = features_F.copy()  # not a view, which would keep all slots' alive
+
     def _collect(self, tokens_WN: np.ndarray, logprobs_WN: np.ndarray) -> None:
         """Appends what the slots sampled (-1: nothing) and resolves the finished ones."""
         finished = []
@@ -240,3 +294,13 @@ class LocalEngine:
                 )
             )
         return row
+
+
+def record_key(history: np.ndarray) -> bytes:
+    """Under which `LocalEngine.state_record` has a history: the bytes of its ids as int32."""
+    return np.asarray(history, np.int32).tobytes()
+
+
+def _one_token(key: bytes, salt: str) -> GenerateRequest:
+    """A request for the history's state; what it samples is of no interest."""
+    return GenerateRequest(np.frombuffer(key, np.int32), 1, 1.0, (), (0,), salt=salt)

@@ -12,6 +12,7 @@ import numpy as np
 from trace_jax.engines import sampling
 from trace_jax.models import decoder
 from trace_jax.models.config import DecoderConfig
+from trace_jax.models.state_features import StateFeatures
 from trace_jax.types import GenerateRequest
 
 
@@ -43,7 +44,7 @@ class Device:
     length. The caches are made at the first call that needs them, so that only the length in use takes memory.
     """
 
-    def __init__(self, model: DecoderConfig, config: LocalEngineConfig):
+    def __init__(self, model: DecoderConfig, config: LocalEngineConfig, features: StateFeatures | None = None):
         self._config = config
         self._model = decoder.engine_config(model)
         self._to_layout = jax.jit(functools.partial(decoder.engine_params, model))
@@ -62,7 +63,7 @@ class Device:
         self._preload = jax.jit(functools.partial(_preload, self._model))
         self._copy = jax.jit(functools.partial(_copy_rows), donate_argnums=0)  # a partial: its own compile cache
         self._prefill = jax.jit(functools.partial(_prefill, self._model), donate_argnums=2)
-        self._decode = jax.jit(functools.partial(_decode, self._model, config.decode_steps), donate_argnums=3)
+        self._decode = jax.jit(functools.partial(_decode, self._model, config.decode_steps, features), donate_argnums=3)
 
     def compiles(self) -> dict[str, int]:
         """Compiled variants of each call."""
@@ -97,18 +98,23 @@ class Device:
         """Tokens that the slot's request may sample in all."""
         return int(self._limit[slot])
 
-    def run(self, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-        """Copies, prefills and decodes. Returns sampled ids (-1 where none) and log-probs, [W, decode_steps]."""
+    def run(self, plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Copies, prefills and decodes. Returns sampled ids (-1 where none) and log-probs, [W, decode_steps].
+
+        Then features float32 [W, F] behind the first token that each slot fed, the last one of its history for a slot
+        of this plan; None without features, and where the plan gives no slot away.
+        """
         self._make_caches()
         self._slot_cache = self._copied(self._slot_cache, self._row_cache, plan.imports)
         self._run_prefill(plan.prefills)
         state = (self._token, self._start, self._left)
         fixed = (self._temperature, self._stop, self._key)
-        self._slot_cache, state, token_WN, logprob_WN = self._decode(
+        self._slot_cache, state, token_WN, logprob_WN, features_WF = self._decode(
             self._params, self._kernel, self._trunk, self._slot_cache, state, fixed
         )
         self._token, self._start, self._left = (np.array(x) for x in state)
-        return np.asarray(token_WN), np.asarray(logprob_WN)
+        wanted = features_WF is not None and plan.prefills
+        return np.asarray(token_WN), np.asarray(logprob_WN), np.asarray(features_WF) if wanted else None
 
     def export(self, pairs: list[tuple[int, int]]) -> None:
         """Copies finished slots (slot, row) into the row cache."""
@@ -176,8 +182,11 @@ def _prefill(model, params, trunk, cache, slot_P, token_PC, start_P, count_P, ro
     return _copy_rows(cache, part, slot_P, jnp.arange(slot_P.shape[0]), rows)
 
 
-def _decode(model, steps, params, kernel_DV, trunk, cache, state, fixed):
-    """Up to `steps` tokens for every slot with something left to sample. Ends early when no slot has."""
+def _decode(model, steps, features, params, kernel_DV, trunk, cache, state, fixed):
+    """Up to `steps` tokens for every slot with something left to sample. Ends early when no slot has.
+
+    With features, also those of the first step's states [W, F]; else None, and nothing is kept of them.
+    """
     temperature_W, stop_WJ, key_W2 = fixed
     slots = temperature_W.shape[0]
     # A slot's noise depends on its key and the position in the whole row, trunk included, and on nothing else.
@@ -186,11 +195,13 @@ def _decode(model, steps, params, kernel_DV, trunk, cache, state, fixed):
     noise_WN = noise(jax.random.wrap_key_data(key_W2), at_WN)
 
     def body(carry):
-        i, cache, (token_W, start_W, left_W), out_WN, logprob_WN = carry
+        i, cache, (token_W, start_W, left_W), out_WN, logprob_WN, first_WLD = carry
         live_W = left_W > 0
-        hidden_WCD, cache = decoder.extend(
-            model, params, token_W[:, None], start_W, live_W.astype(jnp.int32), cache, trunk
+        hidden_WCD, cache, *states = decoder.extend(
+            model, params, token_W[:, None], start_W, live_W.astype(jnp.int32), cache, trunk, layers
         )
+        if features is not None:
+            first_WLD = jnp.where(i == 0, states[0][:, 0], first_WLD)
         logits_WV = hidden_WCD[:, 0] @ kernel_DV.astype(jnp.float32) / temperature_W[:, None]
         new_W, logprob_W = sampling.draw(logits_WV, noise_WN[:, i])
         stopped_W = jnp.any(new_W[:, None] == stop_WJ, axis=-1)
@@ -198,9 +209,13 @@ def _decode(model, steps, params, kernel_DV, trunk, cache, state, fixed):
         state = (jnp.where(live_W, new_W, token_W), start_W + live_W, left_W)
         out_WN = out_WN.at[:, i].set(jnp.where(live_W, new_W, -1))
         logprob_WN = logprob_WN.at[:, i].set(jnp.where(live_W, logprob_W, 0.0))
-        return i + 1, cache, state, out_WN, logprob_WN
+        return i + 1, cache, state, out_WN, logprob_WN, first_WLD
 
+    layers = first_WLD = None
+    if features is not None:
+        layers, first_WLD = features.layers, jnp.zeros((slots, len(features.layers), model.hidden_size), jnp.float32)
     out_WN, logprob_WN = jnp.full((slots, steps), -1, jnp.int32), jnp.zeros((slots, steps), jnp.float32)
     going = lambda carry: (carry[0] < steps) & jnp.any(carry[2][2] > 0)
-    _, cache, state, out_WN, logprob_WN = jax.lax.while_loop(going, body, (0, cache, state, out_WN, logprob_WN))
-    return cache, state, out_WN, logprob_WN
+    carry = (0, cache, state, out_WN, logprob_WN, first_WLD)
+    _, cache, state, out_WN, logprob_WN, first_WLD = jax.lax.while_loop(going, body, carry)
+    return cache, state, out_WN, logprob_WN, None if features is None else features.of_states(first_WLD)
