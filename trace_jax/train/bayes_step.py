@@ -10,6 +10,10 @@ N(mean, precision^-1) about them (Laplace, as in MacKay 1992; step by step, as i
 
 with s the sigmoid, y_i the mean outcome of a history and n_i its count times its weight. P_0 is diagonal. What is
 forgotten goes back to the prior N(0, P_0^-1), so the belief about what is no longer seen widens.
+
+A state's params, float32, for F features and the constant 1: `mean` [F + 1], `factor` and `spread` [F + 1, F + 1] with
+precision = factor factor' and precision^-1 = spread spread'. Factors, since a precision that grows for many steps and
+is rounded to float32 each time is soon no longer positive definite.
 """
 
 from __future__ import annotations
@@ -55,12 +59,14 @@ class BayesianTrainer:
 
         Args:
           features, size: of a history, as `state_features` makes them; a constant 1 is added.
-          prior_precision: of each weight but the constant's, > 0. A history's features have length sqrt(size) or so,
-            so its logit has the prior standard deviation sqrt(size / prior_precision).
+          prior_precision: of each weight but the constant's, > 0. The logit of a history whose features have length l
+            has the prior variance l^2 / prior_precision, and the constant's; `state_features` have l^2 = layers D.
           remembered: f in (0, 1]; 1 keeps everything.
           draws: S >= 1; above 1 a score is S draws of the belief, at the quantiles (s + 1/2) / S of its logit.
           batch_rows: rows per forward pass, a multiple of the mesh's data x fsdp.
           row_length: tokens per row; no history may be longer.
+
+        Raises ValueError for a prior_precision, remembered or draws outside these limits.
         """
         if not prior_precision > 0 or not 0 < remembered <= 1 or draws < 1:
             raise ValueError(
@@ -87,7 +93,7 @@ class BayesianTrainer:
         """The state's shapes, dtypes and shardings: the template of a restore."""
         like = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self._whole)
         square = like(self._size, self._size)
-        params = {"mean": like(self._size), "precision": square, "spread": square}
+        params = {"mean": like(self._size), "factor": square, "spread": square}
         return TrainState(params, (), jax.ShapeDtypeStruct((), jnp.int32, sharding=self._whole))
 
     def compiles(self) -> dict[str, int]:
@@ -120,7 +126,8 @@ class BayesianTrainer:
 
         `rng` is not used. Returns the new state and metrics under `predictor/`: `loss` (mean nats of an outcome before
         the fit), `grad_norm` (there), `update_norm` (change of the mean), `examples`, `prefix_share`,
-        `optimizer_steps`. Without examples nothing happens, and nothing is forgotten.
+        `optimizer_steps`. Without examples nothing happens, and nothing is forgotten. Raises FloatingPointError for
+        features or targets that are not finite.
         """
         return self._fit(state, policy_params, examples, epochs)
 
@@ -137,11 +144,21 @@ class BayesianTrainer:
         if examples.size:
             x_nF = self._features_of(policy_params, examples)
             weight_n = (examples.count * examples.weight).astype(np.float64)
-            params = {name: np.asarray(jax.device_get(value), np.float64) for name, value in state.params.items()}
-            problem = _Step(x_nF, examples.target.astype(np.float64), weight_n, params, self._prior, self._remembered)
-            mean, report["optimizer_steps"] = problem.solve(params["mean"], steps)
-            report |= problem.report(params["mean"], mean)
-            state = self._state(mean, problem.precision(mean), int(state.step) + 1)
+            old = {name: np.asarray(jax.device_get(value), np.float64) for name, value in state.params.items()}
+            precision = old["factor"] @ old["factor"].T
+            target_n = examples.target.astype(np.float64)
+            belief = _Step(
+                x_nF, target_n, weight_n, old["mean"], precision, np.diag(self._prior), self._remembered
+            )
+            report |= belief.report(old["mean"])
+            if not np.isfinite(report["grad_norm"]):
+                raise FloatingPointError(
+                    f"predictor update: the gradient's norm is {report['grad_norm']}; the policy's states or the "
+                    "outcomes are not finite; resume from the last checkpoint with a smaller learning rate of the policy"
+                )
+            mean, report["optimizer_steps"] = belief.solve(old["mean"], steps)
+            report["update_norm"] = float(np.linalg.norm(mean - old["mean"]))
+            state = self._state(mean, belief.precision(mean), int(state.step) + 1)
         return state, {f"predictor/{name}": value for name, value in report.items()}
 
     def _features_of(self, policy_params: Any, examples: Examples) -> np.ndarray:
@@ -163,11 +180,11 @@ class BayesianTrainer:
         return found
 
     def _state(self, mean: np.ndarray, precision: np.ndarray, step: int) -> TrainState:
-        """The belief on devices; `spread` has `precision^-1 = spread spread'`."""
+        """The belief on devices."""
         factor = linalg.cholesky(precision, lower=True)
         spread = linalg.solve_triangular(factor, np.eye(self._size), lower=True).T
         put = lambda value: jax.device_put(np.asarray(value, np.float32), self._whole)
-        params = {"mean": put(mean), "precision": put(precision), "spread": put(spread)}
+        params = {"mean": put(mean), "factor": put(factor), "spread": put(spread)}
         return TrainState(params, (), jax.device_put(np.asarray(step, np.int32), self._whole))
 
     def _score_fn(self, params, policy_params, rows):
@@ -175,21 +192,31 @@ class BayesianTrainer:
         logit_bT = states_bTF @ params["mean"][:-1] + params["mean"][-1]
         if self._quantile_S is None:
             return jax.nn.sigmoid(logit_bT)
-        turned_bTF = states_bTF @ params["spread"][:-1] + params["spread"][-1]
+        turned_bTF = states_bTF @ params["spread"][:-1] + params["spread"][None, None, -1]
         deviation_bT = jnp.sqrt(jnp.sum(jnp.square(turned_bTF), axis=-1))
-        return jax.nn.sigmoid(logit_bT + self._quantile_S[:, None, None] * deviation_bT)
+        return jax.nn.sigmoid(logit_bT[None] + self._quantile_S[:, None, None] * deviation_bT[None])
 
 
 class _Step:
     """The objective of one step, to be minimised: negative log-likelihood plus the prior's square, in float64."""
 
-    def __init__(self, x_nF, y_n, n_n, params, prior, remembered):
+    def __init__(
+        self,
+        x_nF: np.ndarray,
+        y_n: np.ndarray,
+        n_n: np.ndarray,
+        mean: np.ndarray,
+        precision: np.ndarray,
+        prior: np.ndarray,
+        remembered: float,
+    ):
         self._x, self._y, self._n = x_nF, y_n, n_n
-        self._prior = remembered * params["precision"] + (1 - remembered) * np.diag(prior)
-        self._pull = remembered * params["precision"] @ params["mean"]  # P mean_P
+        self._prior = remembered * precision + (1 - remembered) * prior  # P
+        self._centre = linalg.solve(self._prior, remembered * precision @ mean, assume_a="pos")  # mean_P
 
     def objective(self, w: np.ndarray) -> float:
-        return self._nats(w) + float(w @ self._prior @ w / 2 - self._pull @ w)
+        off = w - self._centre
+        return self._nats(w) + float(off @ self._prior @ off) / 2
 
     def solve(self, w: np.ndarray, steps: int) -> tuple[np.ndarray, int]:
         """(weights, Newton's steps taken): each step is halved until it lowers the objective."""
@@ -200,10 +227,10 @@ class _Step:
                 tried = w - step * 0.5**halving
                 if (lower := self.objective(tried)) < best:
                     break
-            else:
+            else:  # rounding alone is left
                 return w, taken
             w, fall, best = tried, best - lower, lower
-            if fall < _TOLERANCE * (1 + abs(best)):
+            if fall < _TOLERANCE * (1 + best):
                 return w, taken + 1
         return w, steps
 
@@ -211,11 +238,10 @@ class _Step:
         s = special.expit(self._x @ w)
         return (self._x.T * (self._n * s * (1 - s))) @ self._x + self._prior
 
-    def report(self, before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    def report(self, w: np.ndarray) -> dict[str, float]:
         return {
-            "loss": self._nats(before) / float(self._n.sum()),
-            "grad_norm": float(np.linalg.norm(self._gradient(before))),
-            "update_norm": float(np.linalg.norm(after - before)),
+            "loss": self._nats(w) / float(self._n.sum()),
+            "grad_norm": float(np.linalg.norm(self._gradient(w))),
         }
 
     def _nats(self, w: np.ndarray) -> float:
@@ -223,4 +249,4 @@ class _Step:
         return -float(np.sum(self._n * (self._y * special.log_expit(z) + (1 - self._y) * special.log_expit(-z))))
 
     def _gradient(self, w: np.ndarray) -> np.ndarray:
-        return self._x.T @ (self._n * (special.expit(self._x @ w) - self._y)) + self._prior @ w - self._pull
+        return self._x.T @ (self._n * (special.expit(self._x @ w) - self._y)) + self._prior @ (w - self._centre)
