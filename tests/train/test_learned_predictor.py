@@ -254,6 +254,22 @@ def test_calls_that_arrive_while_a_pass_runs_are_served():
     assert [scores.size for scores in got] == [6, 6, 6, 6]
 
 
+def test_raw_scores_are_those_of_prompts_before_the_recalibration():
+    """Of any parameters, whatever was published; members are averaged; nothing asked for needs no pass."""
+    trainer, params = _trained()
+    prompts = [Prompt(str(i), np.full(3 + i, i, np.int32), None) for i in range(6)]
+    histories = [prompt.tokens for prompt in prompts]
+    for scorer in (LearnedPredictor(trainer, VIEW), LearnedPredictor(_Members(trainer), VIEW, draws=True)):
+        scorer.set_params(params, None)
+        want = np.atleast_2d(asyncio.run(scorer.score_prompts(prompts))).mean(axis=0)
+        scorer.set_params(None, None, np.sqrt)
+        got = scorer.raw(params, None, histories)
+        assert got.shape == (6,) and got.dtype == np.float64 and np.ptp(got) > 1e-3
+        np.testing.assert_array_equal(got, want)
+    counting = _Counting(trainer)
+    assert LearnedPredictor(counting, VIEW).raw(params, None, []).shape == (0,) and counting.calls == 0
+
+
 def test_no_anchor_needs_no_pass():
     scorer = LearnedPredictor(_Counting(_trained()[0]), VIEW)  # without parameters: a pass would fail
     assert asyncio.run(scorer.score_anchors(_tree(0), np.zeros(0, np.int32))).shape == (0,)
