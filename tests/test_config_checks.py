@@ -63,6 +63,8 @@ BROKEN = [
     ({"predictor.kind": "bayes"}, "'bayes' takes in each outcome once, by its likelihood, but loss is 'mse', weighting"),
     ({"predictor.kind": "bayes", "predictor.loss": "bce", "predictor.weighting": "count", "predictor.replay_steps": 2},
      "weighting 'count' and replay_steps 2; set them to 'bce', 'count' and 1"),
+    ({"predictor.kind": "bayes", "predictor.loss": "bce", "predictor.weighting": "count", "predictor.max_tokens": 127},
+     "max_tokens is 127, but kind 'bayes' reads whole histories; leave it unset, or take model.context_length 128"),
     ({"predictor.prior_precision": 0.0}, "config.predictor.prior_precision is 0.0, must be above 0"),
     ({"predictor.expected": True}, "config.predictor.expected needs config.predictor.members of 2 or more"),
     ({"predictor.shuffle": True, "predictor.kind": "oracle"}, "config.predictor.shuffle is set, but kind 'oracle' mea"),

@@ -22,7 +22,7 @@ from trace_jax.objectives.policy import policy_loss
 from trace_jax.report import console
 from trace_jax.rollout.agent import Limits
 from trace_jax.rollout.environment import Environment
-from trace_jax.setup_predictor import make_learned
+from trace_jax.setup_predictor import make_learned, recorded_features
 from trace_jax.tasks.base import Task
 from trace_jax.tasks.tokenizer import save_tokenizer, vocabulary_size
 from trace_jax.train import sharding, warm_start
@@ -95,14 +95,16 @@ def assemble(config: RunConfig, workdir: Path, *, may_train: bool = True) -> Run
     params = _first_params(parts, workdir, may_train)
     policy = trainer.adopt(params, config.seed)
     skip = environment.trunk.size
-    learned = make_learned(config, trainer.model, trainer.mesh, parts.tokenizer, skip=skip)
+    features = recorded_features(config, trainer.model)
+    engine = setup_run.make_engine(config, trainer.model, environment, workdir, features)
+    learned = make_learned(config, trainer.model, trainer.mesh, parts.tokenizer, skip=skip, engine=engine)
     if learned is not None and config.predictor.frozen_states:
         learned.frozen = trainer.full_params(trainer.adopt(params).params)
     return Run(
         config=config,
         environment=environment,
         limits=setup_run.make_limits(config, environment.task),
-        engine=setup_run.make_engine(config, trainer.model, environment, workdir),
+        engine=engine,
         trainer=trainer,
         reference=trainer.adopt(params).params if config.loss.kl_coef else None,
         policy=policy,

@@ -321,6 +321,11 @@ def _predictor(config: RunConfig) -> Iterable[str]:
             "config.predictor.kind 'bayes' takes in each outcome once, by its likelihood, but loss is {!r}, weighting "
             "{!r} and replay_steps {}; set them to 'bce', 'count' and 1".format(*fit)
         )
+    if predictor.kind == "bayes" and predictor.max_tokens and predictor.max_tokens < config.model.context_length:
+        yield (
+            f"config.predictor.max_tokens is {predictor.max_tokens}, but kind 'bayes' reads whole histories; leave it "
+            f"unset, or take model.context_length {config.model.context_length}"
+        )
     if predictor.frozen_states and predictor.kind not in ("policy_head", "both", "bayes"):
         yield (
             f"config.predictor.frozen_states is set, but kind {predictor.kind!r} does not read the policy's states; "

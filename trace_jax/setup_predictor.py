@@ -10,11 +10,13 @@ import jax
 from jax.sharding import Mesh
 
 from trace_jax.config import ConfigError, RunConfig
+from trace_jax.engines.base import Engine
 from trace_jax.learned import Learned
 from trace_jax.models import folder as model_folder
 from trace_jax.models import predictor as predictors
+from trace_jax.models import state_features
 from trace_jax.models.config import DecoderConfig
-from trace_jax.models.state_features import state_features
+from trace_jax.models.state_features import StateFeatures
 from trace_jax.objectives import recalibration
 from trace_jax.objectives import value as value_losses
 from trace_jax.setup_run import make_strategy
@@ -25,15 +27,26 @@ from trace_jax.train.bayes_step import BayesianTrainer
 from trace_jax.train.history_view import HistoryView, recoder
 from trace_jax.train.predictor import LearnedPredictor
 from trace_jax.train.predictor_step import PredictorTrainer
+from trace_jax.train.state_record import RecordedPredictor
 from trace_jax.tree import targets
 
 
-def make_learned(config: RunConfig, model: DecoderConfig, mesh: Mesh, tokenizer: Any, *, skip: int) -> Learned | None:
+def recorded_features(config: RunConfig, model: DecoderConfig) -> StateFeatures | None:
+    """What the in-process engine is to keep of each history for the predictor; None where that reads no record."""
+    settings = config.predictor
+    reads = settings.kind == "bayes" and not settings.frozen_states and config.engine == "local"
+    return _features(config, model) if reads and make_strategy(config, config.budget).needs_predictor else None
+
+
+def make_learned(
+    config: RunConfig, model: DecoderConfig, mesh: Mesh, tokenizer: Any, *, skip: int, engine: Engine | None = None
+) -> Learned | None:
     """The predictor that the config asks for; None for a strategy without one, and for the oracle.
 
     Args:
       model, tokenizer: the policy's.
       skip: leading tokens of every prompt that a critic need not read; a head on the policy's states reads all.
+      engine: of the run, needed where there are `recorded_features`, which it keeps.
 
     Raises ConfigError for a critic's folder that cannot be used.
     """
@@ -47,7 +60,10 @@ def make_learned(config: RunConfig, model: DecoderConfig, mesh: Mesh, tokenizer:
         return _learned(config, trainer, trainer.init(key), HistoryView(_limit(config)))
     if settings.kind == "bayes":
         trainer = _bayesian(config, model, mesh)
-        return _learned(config, trainer, trainer.init(key), HistoryView(_limit(config)))
+        if recorded_features(config, model) is None:
+            return _learned(config, trainer, trainer.init(key), HistoryView(_limit(config)))
+        scorer = RecordedPredictor(engine, HistoryView(config.model.context_length), trainer.probability)
+        return _learned(config, trainer, trainer.init(key), scorer.view, scorer)
     if settings.kind == "both":
         view = HistoryView(_limit(config))
     if settings.path is None:
@@ -81,7 +97,13 @@ def _limit(config: RunConfig) -> int:
     return config.predictor.max_tokens or config.loss.row_length
 
 
-def _learned(config: RunConfig, trainer: PredictorTrainer | BayesianTrainer, state: Any, view: HistoryView) -> Learned:
+def _learned(
+    config: RunConfig,
+    trainer: PredictorTrainer | BayesianTrainer,
+    state: Any,
+    view: HistoryView,
+    recorded: RecordedPredictor | None = None,
+) -> Learned:
     settings = config.predictor
     kinds = {"backed_up": targets.backed_up, "bare": targets.bare, "direct": targets.direct}
     maps = {
@@ -93,20 +115,26 @@ def _learned(config: RunConfig, trainer: PredictorTrainer | BayesianTrainer, sta
     return Learned(
         trainer=trainer,
         state=state,
-        scorer=LearnedPredictor(trainer, view, draws=settings.expected),
+        scorer=recorded or LearnedPredictor(trainer, view, draws=settings.expected),
         targets=kinds[settings.targets],
         window=window,
         held=window,
         calibrate=maps[settings.calibration],
+        recorded=recorded is not None,
     )
+
+
+def _features(config: RunConfig, model: DecoderConfig) -> StateFeatures:
+    settings = config.predictor
+    return state_features.of_policy(model, layers=settings.state_layers, max_size=settings.feature_size)
 
 
 def _bayesian(config: RunConfig, model: DecoderConfig, mesh: Mesh) -> BayesianTrainer:
     settings = config.predictor
-    features, size = state_features(model, layers=settings.state_layers, max_size=settings.feature_size)
+    features = _features(config, model)
     return BayesianTrainer(
-        features,
-        size,
+        features.of_rows,
+        features.size,
         mesh,
         prior_precision=settings.prior_precision,
         remembered=settings.replay_decay,

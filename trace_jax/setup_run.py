@@ -31,6 +31,7 @@ from trace_jax.models import folder as model_folder
 from trace_jax.models import gguf_import
 from trace_jax.models.config import DecoderConfig
 from trace_jax.models.lora import LoraConfig
+from trace_jax.models.state_features import StateFeatures
 from trace_jax.rollout.agent import Limits
 from trace_jax.rollout.environment import Environment, make_environment
 from trace_jax.tasks import tokenizer as tokenizers
@@ -153,18 +154,30 @@ def take_devices(config: RunConfig) -> None:
         os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
 
 
-def make_engine(config: RunConfig, model: DecoderConfig, environment: Environment, workdir: Path) -> Engine:
-    """What samples: the in-process engine with the config's static shapes, or a client of the config's servers."""
+def make_engine(
+    config: RunConfig,
+    model: DecoderConfig,
+    environment: Environment,
+    workdir: Path,
+    features: StateFeatures | None = None,
+) -> Engine:
+    """What samples: the in-process engine with the config's static shapes, or a client of the config's servers.
+
+    `features`: what the former keeps of each history; the latter cannot.
+    """
     makers = {
-        "local": lambda: _local_engine(config, model, environment),
+        "local": lambda: _local_engine(config, model, environment, features),
         "sglang": lambda: _sglang_engine(config, model, workdir),
     }
     return makers[config.engine]()
 
 
-def _local_engine(config: RunConfig, model: DecoderConfig, environment: Environment) -> LocalEngine:
+def _local_engine(
+    config: RunConfig, model: DecoderConfig, environment: Environment, features: StateFeatures | None
+) -> LocalEngine:
     shapes = dataclasses.asdict(config.local) | {"max_stop_ids": len(environment.stop_ids)}
-    return LocalEngine(model, LocalEngineConfig(context_length=config.model.context_length, **shapes))
+    shapes |= {"context_length": config.model.context_length}
+    return LocalEngine(model, LocalEngineConfig(**shapes), features=features)
 
 
 def _sglang_engine(config: RunConfig, model: DecoderConfig, workdir: Path) -> SglangEngine:
