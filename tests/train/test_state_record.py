@@ -76,7 +76,7 @@ def test_scores_come_from_the_engine_under_its_weights():
 
 def test_scores_are_recalibrated_and_draws_averaged_where_raw():
     predictor = RecordedPredictor(Engine(), VIEW, lambda params, x: np.stack([x[:, 0] / 4, x[:, 0] / 8]))
-    predictor.set_params(None, None, lambda p: 1 - p)
+    predictor.set_params(0.0, None, lambda p: 1 - p)
     prompts = [Prompt("a", history(4, 5), None)]
     assert asyncio.run(predictor.score_prompts(prompts)).tolist() == [[0.5], [0.75]]
     record = StateRecord({history(4, 5).tobytes(): features(history(4, 5))})
