@@ -16,6 +16,7 @@ REQUIRED = [
     "absl-py>=2.1",  # entry points
     "numpy>=2.0",
     "scipy>=1.13",  # Student's t, for intervals of evaluations; jax needs it anyway
+    "threadpoolctl>=3.5",  # one BLAS thread for the small matrices of the Bayesian predictor
     "aiohttp>=3.11",  # client of SGLang servers: pooled connections, deadlines; the servers of search and sandbox
     "httpx>=0.28",  # their clients, which tools call from threads
     "tenacity>=9.0",  # bounded retries of all clients, with back-off and jitter

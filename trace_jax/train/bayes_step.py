@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import threadpoolctl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from scipy import linalg, special, stats
 
@@ -141,8 +142,12 @@ class BayesianTrainer:
         self, state: TrainState, policy_params: Any, examples: Examples, steps: int
     ) -> tuple[TrainState, dict[str, float]]:
         report = {"examples": examples.size, "prefix_share": examples.prefix_share, "optimizer_steps": 0}
-        if examples.size:
-            x_nF = self._features_of(policy_params, examples)
+        if not examples.size:
+            return state, {f"predictor/{name}": value for name, value in report.items()}
+        x_nF = self._features_of(policy_params, examples)
+        # Matrices of a few hundred rows gain nothing from more threads, and these wait for each other for seconds where
+        # another process has one of the cores.
+        with threadpoolctl.threadpool_limits(1, "blas"):
             weight_n = (examples.count * examples.weight).astype(np.float64)
             old = {name: np.asarray(jax.device_get(value), np.float64) for name, value in state.params.items()}
             precision = old["factor"] @ old["factor"].T
@@ -154,7 +159,7 @@ class BayesianTrainer:
             if not np.isfinite(report["grad_norm"]):
                 raise FloatingPointError(
                     f"predictor update: the gradient's norm is {report['grad_norm']}; the policy's states or the "
-                    "outcomes are not finite; resume from the last checkpoint with a smaller learning rate of the policy"
+                    "outcomes are not finite; resume from the last checkpoint with a smaller optimizer.learning_rate"
                 )
             mean, report["optimizer_steps"] = belief.solve(old["mean"], steps)
             report["update_norm"] = float(np.linalg.norm(mean - old["mean"]))
