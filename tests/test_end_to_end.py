@@ -410,7 +410,8 @@ def test_a_mesh_of_two_devices(folder):
     assert [row["step"] for row in read_jsonl(folder / "mesh" / "metrics.jsonl")] == [0, 1, 2, 3, 4]
 
 
-def test_every_setting_is_read(critic, stateful, head, oracle, grpo, lookup, lookup_pcl, treepo, adapted, served):
+@pytest.mark.usefixtures(*RUNS, "served")
+def test_every_setting_is_read():
     def fields(value, name=""):
         for field in dataclasses.fields(value):
             inner = getattr(value, field.name)

@@ -12,7 +12,7 @@ import pytest
 
 from trace_jax.models import decoder
 from trace_jax.models.config import DecoderConfig
-from trace_jax.models.state_features import spaced_layers, state_features
+from trace_jax.models.state_features import of_policy, spaced_layers, state_features
 
 CFG = DecoderConfig(
     vocab_size=11, hidden_size=8, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=4, mlp_size=12, rope_theta=1e4
@@ -113,6 +113,9 @@ def test_features_are_states_of_unit_mean_square():
     np.testing.assert_allclose(np.mean(np.square(got.reshape(LENGTH, 2, 8)), -1), 1, atol=1e-4)
     want = states / np.sqrt(np.mean(states**2, -1, keepdims=True))
     np.testing.assert_allclose(got[0], want.reshape(LENGTH, 16), rtol=1e-4, atol=1e-5)
+    made = of_policy(CFG, layers=2, max_size=16)  # and whoever has the states gets the same from them
+    assert (made.layers, made.size) == ((1, 2), 16)
+    np.testing.assert_allclose(made.of_states(states.astype(np.float32)), got[0], rtol=1e-5, atol=1e-5)
 
 
 def test_a_projection_keeps_lengths_on_average_and_is_always_the_same():
@@ -131,7 +134,7 @@ def test_a_projection_keeps_lengths_on_average_and_is_always_the_same():
     vectors = np.random.default_rng(1).standard_normal((2000, 16))
     ratio = np.sum((vectors @ matrix) ** 2, 1) / np.sum(vectors**2, 1)
     assert abs(np.mean(ratio) - 1) < 3 * np.sqrt(2 / 192)
-    np.testing.assert_allclose(matrix[0, :3], [0.46842, 0.58464, -0.12517], atol=1e-4)  # in every process: a saved belief is about these
+    [(3, 3, (0, 1, 2)), (36, 3, (11, 23, 35)), (2, 5, (0, 1)), (5, 1, (4,)), (5, 2, (1, 4))],
 
 
 def test_no_gradient_reaches_the_policy_and_its_weights_matter():
@@ -146,7 +149,7 @@ def test_no_gradient_reaches_the_policy_and_its_weights_matter():
 
 @pytest.mark.parametrize(
     "num_layers, wanted, layers",
-    [(3, 3, (0, 1, 2)), (36, 3, (11, 23, 35)), (2, 5, (0, 1)), (5, 1, (4,)), (5, 2, (1, 4)), (28, 4, (6, 13, 20, 27))],
+    [(3, 3, (0, 1, 2)), (36, 3, (11, 23, 35)), (2, 5, (0, 1)), (5, 1, (4,)), (5, 2, (1, 4))],
 )
 def test_spaced_layers_by_hand(num_layers, wanted, layers):
     assert spaced_layers(num_layers, wanted) == layers

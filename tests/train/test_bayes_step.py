@@ -1,4 +1,4 @@
-"""The belief and its scores against a general optimiser, hand derivations and Monte Carlo; features are a table's rows."""
+"""The belief and its scores against a general optimiser, hand derivations and Monte Carlo, on features from a table."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from scipy import optimize, special
 
 from trace_jax.train import checkpoint, replay, sharding
 from trace_jax.train.bayes_step import BayesianTrainer
+from trace_jax.train.state_record import StateRecord
 from trace_jax.tree import pack
 
 ROWS, LENGTH, TOKENS, SIZE = 2, 8, 12, 3
@@ -296,6 +297,25 @@ def test_draws_have_the_mean_and_spread_of_the_belief():
     np.testing.assert_allclose(draws.mean(0), want.mean(0), atol=3e-3)
     np.testing.assert_allclose(draws.std(0), want.std(0), rtol=1e-2)
     np.testing.assert_allclose(np.median(draws, 0), np.median(want, 0), atol=3e-3)
+
+
+@pytest.mark.parametrize("draws", [1, 5])
+def test_on_the_host_from_features_it_says_the_same(draws):
+    trainer = trainer_of(draws=draws)
+    state, _ = fit(trainer, start(trainer), noise(40))
+    got = trainer.probability(state.params, TABLE)
+    assert got.dtype == np.float64 and got.shape == ((TOKENS,) if draws == 1 else (draws, TOKENS))
+    np.testing.assert_allclose(got, score(trainer, state, range(TOKENS)), atol=1e-6)
+    assert trainer.probability(state.params, TABLE[:0]).shape[-1] == 0
+
+
+def test_a_record_of_features_is_fitted_as_the_policy_that_made_it():
+    trainer, examples = trainer_of(), noise(40)
+    record = StateRecord({prefix.tobytes(): TABLE[prefix[-1]] for prefix in examples.prefixes})
+    from_record, metrics = trainer.fit(start(trainer), record, examples, RNG, epochs=30)
+    from_policy, same = fit(trainer, start(trainer), examples)
+    jax.tree.map(np.testing.assert_array_equal, from_record, from_policy)
+    assert metrics == same
 
 
 @pytest.mark.parametrize("draws", [1, 5])
