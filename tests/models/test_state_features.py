@@ -134,7 +134,8 @@ def test_a_projection_keeps_lengths_on_average_and_is_always_the_same():
     vectors = np.random.default_rng(1).standard_normal((2000, 16))
     ratio = np.sum((vectors @ matrix) ** 2, 1) / np.sum(vectors**2, 1)
     assert abs(np.mean(ratio) - 1) < 3 * np.sqrt(2 / 192)
-    [(3, 3, (0, 1, 2)), (36, 3, (11, 23, 35)), (2, 5, (0, 1)), (5, 1, (4,)), (5, 2, (1, 4))],
+    golden = [0.46842, 0.58464, -0.12517]  # the same in every process: a saved belief is about these features
+    np.testing.assert_allclose(matrix[0, :3], golden, atol=1e-4)
 
 
 def test_no_gradient_reaches_the_policy_and_its_weights_matter():
