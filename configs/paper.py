@@ -8,6 +8,7 @@ import dataclasses
 
 from trace_jax import config as config_lib
 from trace_jax.config import ConfigError
+from trace_jax.config_allocation import PAPER_BUDGET, PAPER_PREDICTOR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,8 @@ def _optimisation(config) -> None:
 
 
 def _predictor(config, strategy: str) -> None:
+    config.budget.update(PAPER_BUDGET)
+    config.predictor.update(PAPER_PREDICTOR)
     config.predictor.update(
         kind="critic",
         path="models/Qwen3-0.6B",  # paper E.6: the same 0.6B critic for every policy

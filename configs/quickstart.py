@@ -3,17 +3,21 @@
 python -m trace_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
 python -m trace_jax.main --config=configs/quickstart.py --workdir=runs/lookup --config.task=lookup
 python -m trace_jax.main --config=configs/quickstart.py --workdir=runs/grpo --config.strategy=grpo
+python -m trace_jax.main --config=configs/quickstart.py:paper --workdir=runs/paper
 
-What differs from the defaults was chosen on seeds 100-102, see experiments/quickstart/README.md. A predictor that starts
-from nothing blurs the allocation for the first steps, so it is fitted to rollouts of the warm-started policy first; the
-paper's recipe is `--config.predictor.warmup_prompts=0`.
+What differs from the defaults was chosen on seeds 100-102, see experiments/quickstart/README.md. The last command has the
+paper's predictor and allocation in place of the ones that did best here (experiments/predictor).
 """
 
 from trace_jax import config as config_lib
+from trace_jax.config import ConfigError
+from trace_jax.config_allocation import PAPER_BUDGET, PAPER_PREDICTOR
 
 
-def get_config():
-    """A locked ConfigDict; trace_jax/config.py lists every field."""
+def get_config(recipe: str = ""):
+    """A locked ConfigDict; trace_jax/config.py lists every field. `recipe`: "paper", or nothing for ours."""
+    if recipe not in ("", "paper"):
+        raise ConfigError(f"configs/quickstart.py:{recipe} is none of its recipes; take :paper, or no argument for ours")
     config = config_lib.default_config()
     config.steps = 100
     config.arithmetic.difficulty = (1.0, 2.0, 2.0, 2.0, 1.0)  # 1 to 5 operations
@@ -21,6 +25,8 @@ def get_config():
     config.warm_start.demonstrations = 36
     config.optimizer.learning_rate = 2e-4
     config.optimizer.b2 = 0.95
-    config.predictor.learning_rate = 1e-3
-    config.predictor.warmup_prompts = 128
+    config.predictor.learning_rate = 1e-3  # of predictors that are fitted by gradient steps
+    if recipe == "paper":
+        config.budget.update(PAPER_BUDGET)
+        config.predictor.update(PAPER_PREDICTOR)
     return config

@@ -5,6 +5,7 @@ no update, and equal results would prove nothing.
 """
 
 from trace_jax import config as config_lib
+from trace_jax.config_allocation import PAPER_BUDGET, PAPER_PREDICTOR
 
 
 def get_config():
@@ -21,6 +22,8 @@ def get_config():
     config.local.update(slots=16, cache_rows=192)
     config.warm_start.update(steps=200, demonstrations=16, distinct=256, learning_rate=1e-2)
     config.optimizer.update(name="adamw", learning_rate=1e-3)
+    config.budget.update(PAPER_BUDGET)
+    config.predictor.update(PAPER_PREDICTOR)
     config.predictor.update(hidden_size=16, num_layers=1, num_heads=2, mlp_size=24, learning_rate=1e-3)
     config.predictor.update(oracle_rollouts=2, oracle_continuations=2)
     config.eval.update(prompts=8, samples=2, every=2)

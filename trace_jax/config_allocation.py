@@ -1,4 +1,8 @@
-"""The settings of what the budget is, and of the predictor that says where it goes."""
+"""The settings of what the budget is, and of the predictor that says where it goes.
+
+Their defaults are what did best of ours and the paper's on the small tasks (experiments/predictor); `PAPER_BUDGET` and
+`PAPER_PREDICTOR` are the paper's choices where the two differ, for `config.budget.update(PAPER_BUDGET)`.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +33,15 @@ def explored_roots(budget: BudgetConfig) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class PredictorConfig:
-    """The success predictor (paper section 4.3, E.6). The last fields are options of ours, off as in the paper."""
+    """The success predictor (paper section 4.3, E.6)."""
 
     # "critic": a model of its own (paper); "policy_head": on the policy's states (ours); "both": on the states of the
     # critic and the policy (ours); "bayes": a Bayesian read-out of the policy's layers (ours; train/bayes_step.py);
     # "oracle": many extra rollouts in place of a model, the upper control.
-    kind: str = "critic"
+    kind: str = "bayes"
     state_layers: int = 3  # of kind="bayes": layers of the policy that it reads
     feature_size: int = 384  # of kind="bayes": at most so many numbers of them (models/state_features.py)
-    prior_precision: float = 1.0  # of kind="bayes"
+    prior_precision: float = 3.0  # of kind="bayes"
     frozen_states: bool = False  # read the states of the policy before training, not the present one's (ours)
     members: int = 1  # of an ensemble of read-outs (ours; models/predictor.py); draws of the belief of kind="bayes"
     expected: bool = False  # allocate by the mean of V_root over the members, not by V_root of their mean (ours)
@@ -49,19 +53,40 @@ class PredictorConfig:
     num_heads: int = 2
     mlp_size: int = 192  # also the hidden layer of kind="policy_head"
     learning_rate: float = 3e-5
-    epochs: int = 2  # passes over the examples
+    epochs: int = 2  # passes over the examples; Newton's steps of kind="bayes"
     batch_rows: int = 4  # packed rows of one optimiser step
-    prefix_share: float = 0.06  # of the examples; the others are roots
-    loss: str = "mse"  # or "bce"
-    weighting: str = "equal"  # or "count": an example weighs as many as its outcomes
-    targets: str = "backed_up"  # paper Eq. 18; "bare", "direct" (ours; tree/targets.py)
+    prefix_share: float = 0.9  # of the examples; the others are roots. The paper's is 0.06
+    loss: str = "bce"  # or "mse" (paper Eq. 19)
+    weighting: str = "count"  # or "equal" (paper): an example weighs as many as its outcomes, or as any other
+    targets: str = "direct"  # or "bare" (ours), "backed_up" (paper Eq. 18; tree/targets.py)
     replay_steps: int = 1  # steps whose examples are fitted, the warm-up is one of them; 1 is the current step only
-    replay_decay: float = 1.0  # what is k steps old weighs decay^k, also in the belief of kind="bayes"
+    replay_decay: float = 0.99  # what is k steps old weighs decay^k, also in the belief of kind="bayes"
     update_steps: int | None = None  # optimiser steps after each step; None: `epochs` passes over the window
     calibration: str = "none"  # "temperature", "isotonic": a map of the scores, fitted to roots that are held back
     held_share: float = 0.0  # of a step's prompts, held back from the fit for the calibration
-    warmup_prompts: int = 0  # prompts that are rolled out before the first step, outside the budget
+    warmup_prompts: int = 128  # rolled out before the first step, outside the budget; the paper has none
     warmup_rollouts: int = 8  # rollouts of each of them
     warmup_steps: int = 200  # optimiser steps on them
     oracle_rollouts: int = 16  # extra rollouts per prompt of kind="oracle", outside the budget
     oracle_continuations: int = 4  # extra continuations per anchor
+
+
+PAPER_BUDGET = {"max_per_prompt": None, "min_per_prompt": 2, "objective": "any_contrast", "explore_share": 0.0}
+# A critic, fitted to backed-up success of the step's roots and a few prefixes, by squared error, without a warm-up.
+PAPER_PREDICTOR = {
+    "kind": "critic",
+    "frozen_states": False,
+    "members": 1,
+    "expected": False,
+    "epochs": 2,
+    "prefix_share": 0.06,
+    "loss": "mse",
+    "weighting": "equal",
+    "targets": "backed_up",
+    "replay_steps": 1,
+    "replay_decay": 1.0,
+    "update_steps": None,
+    "calibration": "none",
+    "held_share": 0.0,
+    "warmup_prompts": 0,
+}

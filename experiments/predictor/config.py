@@ -4,10 +4,12 @@ python -m trace_jax.main --config=experiments/predictor/config.py:arithmetic,tra
 
 The argument names the task and one of STRATEGIES: GRPO, PCL, TreePO (uniform roots, random forks), and TRACE with the
 learned predictor, with measured success in its place (oracle), with its scores handed to other prompts and anchors
-(shuffled), and with the paper's recipe for it.
+(shuffled), and with the paper's recipe for it. What was chosen on seeds 100-102 is the default of configs/quickstart.py;
+PCL has the same predictor as TRACE.
 """
 
 from configs import quickstart
+from trace_jax.config_allocation import PAPER_BUDGET, PAPER_PREDICTOR
 
 STRATEGIES = ("grpo", "pcl", "treepo", "trace", "trace_oracle", "trace_shuffled", "trace_paper")
 STEPS = 24
@@ -17,35 +19,6 @@ REGIME = {
     "lookup": (0.1, 0.1, 0.1, 0.1, 0.0, 0.6),
 }
 EVALUATION = {"prompts": 512, "samples": 4, "every": 8}
-# What was chosen on seeds 100-102, beside configs/quickstart.py: of the predictor (TRACE and PCL), and of the budget.
-# The budget is that of all strategies, so that they spend the same units; what a strategy does not read changes nothing.
-LEARNED = {}
-BUDGET = {}
-# The paper's recipe at this scale: the current step only, backed-up success, squared error, no warm-up, V_root of the
-# predicted success. Size and learning rate of the critic are the quickstart's.
-PAPER_LEARNED = {
-    "kind": "critic",
-    "members": 1,
-    "expected": False,
-    "frozen_states": False,
-    "prefix_share": 0.06,
-    "loss": "mse",
-    "weighting": "equal",
-    "targets": "backed_up",
-    "replay_steps": 1,
-    "replay_decay": 1.0,
-    "update_steps": None,
-    "epochs": 2,
-    "calibration": "none",
-    "held_share": 0.0,
-    "warmup_prompts": 0,
-}
-PAPER_BUDGET = {
-    "max_per_prompt": None,
-    "min_per_prompt": 2,
-    "objective": "any_contrast",
-    "explore_share": 0.0,
-}
 ORACLE = {"kind": "oracle", "oracle_rollouts": 8, "oracle_continuations": 2}
 
 
@@ -62,8 +35,6 @@ def get_config(variant: str = "arithmetic,trace"):
     config.eval.update(EVALUATION)
     config.checkpoint.every = 4
     config.logging.tensorboard = False
-    config.predictor.update(LEARNED)
-    config.budget.update(BUDGET)
     adapt = {"trace_oracle": _oracle, "trace_shuffled": _shuffled, "trace_paper": _paper}.get(strategy)
     if adapt is not None:
         adapt(config)
@@ -73,7 +44,7 @@ def get_config(variant: str = "arithmetic,trace"):
 def _oracle(config) -> None:
     """Many extra rollouts, outside the budget, in place of a model."""
     no_model = ("members", "expected", "frozen_states", "calibration", "held_share")
-    config.predictor.update(ORACLE | {name: PAPER_LEARNED[name] for name in no_model})
+    config.predictor.update(ORACLE | {name: PAPER_PREDICTOR[name] for name in no_model})
 
 
 def _shuffled(config) -> None:
@@ -83,5 +54,5 @@ def _shuffled(config) -> None:
 
 def _paper(config) -> None:
     """The learned predictor and the allocation as in the paper, at the same budget."""
-    config.predictor.update(PAPER_LEARNED)
+    config.predictor.update(PAPER_PREDICTOR)
     config.budget.update(PAPER_BUDGET)

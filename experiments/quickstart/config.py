@@ -2,7 +2,7 @@
 
 python -m trace_jax.main --config=experiments/quickstart/config.py:arithmetic,trace --workdir=runs/x --config.seed=0
 
-The argument names the task and the strategy: grpo, trace (learned predictor) or trace_oracle.
+The predictor and the allocation are the paper's, but for a warm-up. The argument names the task and the strategy: grpo, trace (learned predictor) or trace_oracle.
 """
 
 from configs import quickstart
@@ -21,7 +21,8 @@ def get_config(variant: str = "arithmetic,trace"):
     task, strategy = variant.split(",")
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
-    config = quickstart.get_config()
+    config = quickstart.get_config("paper")
+    config.predictor.warmup_prompts = 128
     config.task = task
     config.strategy = strategy.removesuffix("_oracle")
     if task in DIFFICULTY:

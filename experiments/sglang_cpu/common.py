@@ -45,7 +45,8 @@ def config(workdir: Path, urls: Sequence[str] = (), **settings: Any) -> RunConfi
 
     `workdir` is relative to the repository, here and below.
     """
-    result = quickstart.get_config()
+    result = quickstart.get_config("paper")
+    result.predictor.warmup_prompts = 128
     result.warm_start.cache = str(ROOT / workdir / "warm_start")
     if urls:
         result.engine, result.sglang.urls = "sglang", ",".join(urls)

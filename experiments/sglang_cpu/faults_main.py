@@ -137,7 +137,7 @@ def _flags(url: str, folder: Path, workdir: Path) -> list[str]:
         "logging.tensorboard": False,
     }
     flags = [f"--config.{name}={value}" for name, value in settings.items()]
-    return ["--config=configs/quickstart.py", f"--workdir={folder}", *flags]
+    return ["--config=configs/quickstart.py:paper", f"--workdir={folder}", *flags]
 
 
 def _start(arguments: list[str], workdir: Path) -> subprocess.Popen:

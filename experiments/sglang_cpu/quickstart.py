@@ -3,7 +3,8 @@
     python -m experiments.sglang_cpu.quickstart --seeds 0,1,2
 
 One process a run, and a server of its own for each run that needs one; finished runs are not run again, a stopped one
-goes on from its checkpoint. Everything is as in configs/quickstart.py but for the number of steps.
+goes on from its checkpoint. Everything is as in configs/quickstart.py:paper but for the predictor's warm-up and the number
+of steps.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def main() -> None:
 def flags(workdir: Path, seed: int, urls: list[str]) -> list[str]:
     """Of `trace_jax.main` for one run; without URLs the in-process engine samples."""
     found = [
-        "--config=configs/quickstart.py",
+        "--config=configs/quickstart.py:paper",
+        "--config.predictor.warmup_prompts=128",
         f"--config.seed={seed}",
         f"--config.steps={STEPS}",
         f"--config.eval.every={EVAL_EVERY}",

@@ -152,11 +152,14 @@ def units(config):
     return config.budget.roots * (1 + config.budget.continuations_per_root / 2)
 
 
-def test_the_papers_variant_differs_from_the_defaults_in_the_critics_pace_only():
-    config, default = config_lib.parse(variants.get_config("lookup,trace_paper")), config_lib.RunConfig()
-    changed = {n: v for n, v in vars(config.predictor).items() if v != getattr(default.predictor, n)}
-    assert set(changed) <= {"learning_rate", "hidden_size", "num_layers", "num_heads", "mlp_size"}
-    assert config.budget.objective == default.budget.objective and config.budget.explore_share == 0
+def test_the_papers_variant_is_what_section_4_3_says():
+    config = config_lib.parse(variants.get_config("lookup,trace_paper"))
+    chosen, fitted = config.predictor, (config.predictor.loss, config.predictor.weighting, config.predictor.targets)
+    assert chosen.kind == "critic" and fitted == ("mse", "equal", "backed_up")
+    assert (chosen.prefix_share, chosen.replay_steps, chosen.epochs, chosen.warmup_prompts) == (0.06, 1, 2, 0)
+    assert chosen.calibration == "none" and not chosen.expected
+    assert (config.budget.objective, config.budget.min_per_prompt, config.budget.max_per_prompt) == ("any_contrast", 2, None)
+    assert config.budget.explore_share == 0
 
 
 def test_an_unknown_strategy_is_refused():
