@@ -1,6 +1,7 @@
 """The engine's record of states: against packed rows of the trainer's forward, and against itself in another order."""
 
 import asyncio
+import functools
 import random
 
 import jax
@@ -15,21 +16,22 @@ from trace_jax.models.config import DecoderConfig
 from trace_jax.types import GenerateRequest
 
 MODEL = DecoderConfig(
-    vocab_size=11, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8, mlp_size=48, rope_theta=1e4
+    vocab_size=11, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, mlp_size=48, rope_theta=1e4
 )
 FEATURES = state_features.of_policy(MODEL, layers=2, max_size=40)  # of 64 numbers: projected
 TRUNK = np.random.default_rng(5).integers(2, 11, 13).astype(np.int32)
 CONTEXT = 48
 
 
+@functools.cache
 def make_params(seed=0):
     params = decoder.init_params(MODEL, jax.random.key(seed))
     return {**params, "embed": {"embedding": params["embed"]["embedding"] * 10}}
 
 
-async def make_engine(trunk=(), features=FEATURES, **change):
-    shapes = {"slots": 4, "cache_rows": 48, "context_length": CONTEXT, "prefill_rows": 2, "prefill_chunk": 4}
-    engine = LocalEngine(MODEL, LocalEngineConfig(**shapes | change), features=features)
+async def make_engine(trunk=()):
+    config = LocalEngineConfig(slots=4, cache_rows=48, context_length=CONTEXT, prefill_rows=2, prefill_chunk=4)
+    engine = LocalEngine(MODEL, config, features=FEATURES)
     await engine.set_weights(make_params(), 0)
     await engine.preload(np.asarray(trunk, np.int32))
     return engine
@@ -51,9 +53,9 @@ async def episode(engine, i, trunk, sleep=None):
         history = np.concatenate([history, generation.tokens, rng.integers(2, 11, 3)]).astype(np.int32)
 
 
-def run_episodes(order, trunk=(), sleep=None, **change):
+def run_episodes(order, trunk, sleep=None):
     async def main():
-        engine = await make_engine(trunk, **change)
+        engine = await make_engine(trunk)
         await asyncio.gather(*(episode(engine, i, trunk, sleep) for i in order))
         return engine
 
@@ -66,8 +68,8 @@ def of_rows(params, token, n):
 
 
 def expected(history, params=None):
-    history = np.asarray(history)
-    return np.asarray(of_rows(params or make_params(), np.pad(history, (0, CONTEXT - history.size))[None], history.size))
+    row = np.pad(np.asarray(history), (0, CONTEXT - len(history)))[None]
+    return np.asarray(of_rows(params or make_params(), row, len(history)))
 
 
 def assert_equal_to_rounding(found, wanted):
@@ -152,8 +154,8 @@ def test_new_weights_and_another_trunk_begin_a_record_and_the_same_trunk_does_no
     asyncio.run(main())
 
 
-def test_an_engine_without_features_keeps_nothing():
-    plain = run_episodes(range(1), features=None)
+def test_an_engine_without_features_keeps_no_states():
+    plain = LocalEngine(MODEL, LocalEngineConfig(slots=1))
     assert plain.state_record == {} and plain.stats() == {"cache_evictions": 0}
     with pytest.raises(ValueError, match="keeps no states"):
         asyncio.run(plain.states([np.array([2])]))
