@@ -62,7 +62,8 @@ def make_learned(
         trainer = _bayesian(config, model, mesh)
         if recorded_features(config, model) is None:
             return _learned(config, trainer, trainer.init(key), HistoryView(_limit(config)))
-        scorer = RecordedPredictor(engine, HistoryView(config.model.context_length), trainer.probability)
+        view = HistoryView(config.model.context_length)
+        scorer = RecordedPredictor(engine, view, trainer.probability, draws=settings.expected)
         return _learned(config, trainer, trainer.init(key), scorer.view, scorer)
     if settings.kind == "both":
         view = HistoryView(_limit(config))

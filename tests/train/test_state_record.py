@@ -75,10 +75,12 @@ def test_scores_come_from_the_engine_under_its_weights():
 
 
 def test_scores_are_recalibrated_and_draws_averaged_where_raw():
-    predictor = RecordedPredictor(Engine(), VIEW, lambda params, x: np.stack([x[:, 0] / 4, x[:, 0] / 8]))
-    predictor.set_params(0.0, None, lambda p: 1 - p)
+    two = lambda params, x: np.stack([x[:, 0] / 4, x[:, 0] / 8])
     prompts = [Prompt("a", history(4, 5), None)]
-    assert asyncio.run(predictor.score_prompts(prompts)).tolist() == [[0.5], [0.75]]
+    for draws, expected in ((True, [[0.5], [0.75]]), (False, [0.625])):
+        predictor = RecordedPredictor(Engine(), VIEW, two, draws=draws)
+        predictor.set_params(0.0, None, lambda p: 1 - p)
+        assert asyncio.run(predictor.score_prompts(prompts)).tolist() == expected
     record = StateRecord({history(4, 5).tobytes(): features(history(4, 5))})
     assert predictor.raw(None, record, [history(4, 5)]).tolist() == [0.375]
 

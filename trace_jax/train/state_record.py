@@ -51,10 +51,15 @@ class StateRecord:
 class RecordedPredictor:
     """`rollout.collect.Predictor` on the engine's record; the interface of `train.predictor.LearnedPredictor`."""
 
-    def __init__(self, engine: RecordingEngine, view: HistoryView, probability: Probability):
-        """`view` must leave histories as they are: the record knows them by their tokens."""
+    def __init__(
+        self, engine: RecordingEngine, view: HistoryView, probability: Probability, *, draws: bool = False
+    ):
+        """`view` must leave histories as they are: the record knows them by their tokens.
+
+        `draws`: scores are [S, n], each draw of `probability` (S is 1 where it makes none), instead of their mean, [n].
+        """
         self.view = view
-        self._engine, self._probability = engine, probability
+        self._engine, self._probability, self._draws = engine, probability, draws
         self._params: Any = None
         self._recalibrate: Callable[[np.ndarray], np.ndarray] | None = None
 
@@ -83,5 +88,7 @@ class RecordedPredictor:
         if self._params is None:
             raise RuntimeError("no parameters; call set_params first")
         features = await self._engine.states(histories, salt=str(self._engine.weight_version))
-        scores = self._probability(self._params, features)
+        scores = np.atleast_2d(self._probability(self._params, features))
+        if not self._draws:
+            scores = scores.mean(axis=0)
         return scores if self._recalibrate is None else self._recalibrate(scores)
