@@ -25,8 +25,9 @@ CONTEXT = 48
 
 @functools.cache
 def make_params(seed=0):
-    params = decoder.init_params(MODEL, jax.random.key(seed))
-    return {**params, "embed": {"embedding": params["embed"]["embedding"] * 10}}
+    """N(0, 0.4^2) everywhere, drawn on the host: nothing to compile."""
+    shapes, rng = jax.eval_shape(lambda: decoder.init_params(MODEL, jax.random.key(0))), np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: rng.normal(0, 0.4, leaf.shape).astype(np.float32), shapes)
 
 
 async def make_engine(trunk=()):
