@@ -12,6 +12,10 @@ and greatest:
     cost/FORM/share_of_step          both, of the real step of the same round (which holds the default form's own)
     cost/growth/FORM/tokens=N/...    HISTORIES histories of N tokens: score_seconds, update_seconds (one pass),
                                      score_ms_per_1000_tokens
+
+The default form has the pool's prompts prefilled by the engine, which the rollouts of active prompts then find in its
+cache; that they would have prefilled these themselves is not taken off. Nor is what keeping states adds to decoding
+counted (about 2 %, measured apart).
 """
 
 from __future__ import annotations
@@ -34,23 +38,29 @@ from experiments import results as results_lib
 from experiments.predictor import cost_figure
 from trace_jax import assemble, config_checks, loop, setup_run
 from trace_jax import config as config_lib
+from trace_jax.config_allocation import PAPER_PREDICTOR
 from trace_jax.learned import Learned
 from trace_jax.setup_predictor import make_learned
 from trace_jax.train.replay import Examples
+from trace_jax.train.state_record import StateRecord
 from trace_jax.tree import query
 from trace_jax.types import Prompt, RolloutTree
 
 HERE = Path(__file__).resolve().parent
-# Settings of config.predictor beside configs/quickstart.py: forms of the model, then of what it is fitted to.
+# Settings of config.predictor beside configs/quickstart.py: forms of the model, then of what a critic is fitted to. The
+# default's states are on the engine's record; with frozen states they take forward passes, as on a server's rollouts.
 MODELS: dict[str, dict[str, Any]] = {
-    "critic": {},
-    "critic_small": {"hidden_size": 32, "mlp_size": 96},
-    "policy_head": {"kind": "policy_head"},
-    "both": {"kind": "both"},
-    "members_8": {"members": 8},
+    "bayes": {},
+    "bayes_forward": {"frozen_states": True},
+    "critic": PAPER_PREDICTOR,
+    "critic_small": PAPER_PREDICTOR | {"hidden_size": 32, "mlp_size": 96},
+    "policy_head": PAPER_PREDICTOR | {"kind": "policy_head"},
+    "both": PAPER_PREDICTOR | {"kind": "both"},
+    "members_8": PAPER_PREDICTOR | {"members": 8},
 }
 FITS: dict[str, dict[str, Any]] = {
-    f"{targets}_{share}": {"targets": targets, "prefix_share": share}
+    f"{targets}_{share}": PAPER_PREDICTOR
+    | {"loss": "bce", "weighting": "count", "targets": targets, "prefix_share": share}
     for targets in ("bare", "direct")
     for share in (0.06, 0.5, 0.9)
 }
@@ -69,6 +79,7 @@ class Recorded:
     prompts: list[Prompt]  # the pool
     trees: list[RolloutTree]
     policy: Any  # its parameters in that step
+    record: StateRecord  # the engine's, of the histories in that step
 
 
 def run_config(overrides: dict[str, Any], cache: Path) -> config_lib.RunConfig:
@@ -90,7 +101,7 @@ async def record(run: loop.Run) -> Recorded:
     await loop.publish(run)
     prompts = run.training_prompts(run.config.budget.pool, run.cursor)
     gathered = await loop.gather(run, run.step, run.cursor)
-    return Recorded(prompts, gathered.trees, jax.tree.map(jnp.copy, run.served))
+    return Recorded(prompts, gathered.trees, jax.tree.map(jnp.copy, run.served), gathered.record)
 
 
 class Form:
@@ -102,7 +113,8 @@ class Form:
         tokenizer = setup_run.make_tokenizer(config, setup_run.make_task(config))
         model, mesh = run.trainer.model, run.trainer.mesh
         self.settings = config.predictor
-        self.learned: Learned = make_learned(config, model, mesh, tokenizer, skip=run.environment.trunk.size)
+        skip, self._engine = run.environment.trunk.size, run.engine
+        self.learned: Learned = make_learned(config, model, mesh, tokenizer, skip=skip, engine=run.engine)
 
     async def score(self, step: Recorded) -> float:
         """Seconds for the pool's prompts and then for all anchors, a group of trees after the other.
@@ -110,9 +122,11 @@ class Form:
         In a real step the trees' rollouts end one after the other and the trees that wait meanwhile share a pass.
         """
         scorer = self.learned.scorer
-        self.learned.publish(step.policy, self.learned.state.params)
+        await self._publish(step)
         begin = time.perf_counter()
         await scorer.score_prompts(step.prompts)
+        if self.learned.recorded:  # the rollouts would have put the anchors there
+            self._engine.state_record.update(step.record.features)
         for group in np.array_split(np.arange(len(step.trees)), min(GROUPS, len(step.trees))):
             trees = [step.trees[i] for i in group]
             await asyncio.gather(*(scorer.score_anchors(tree, query.anchors(tree)) for tree in trees))
@@ -121,14 +135,14 @@ class Form:
     async def update(self, step: Recorded, rng: np.random.Generator) -> float:
         """Seconds of the fit after a step."""
         begin = time.perf_counter()
-        self.learned.update(self.settings, step.policy, step.trees, rng)
+        self.learned.update(self.settings, self._states(step), step.trees, rng)
         jax.block_until_ready(self.learned.state)
         return time.perf_counter() - begin
 
     async def score_histories(self, step: Recorded, histories: Sequence[np.ndarray]) -> float:
         """Seconds for histories that have nothing in common."""
         prompts = [Prompt(str(i), tokens, None) for i, tokens in enumerate(histories)]
-        self.learned.publish(step.policy, self.learned.state.params)
+        await self._publish(step)
         begin = time.perf_counter()
         await self.learned.scorer.score_prompts(prompts)
         return time.perf_counter() - begin
@@ -139,9 +153,19 @@ class Form:
         examples = Examples(tuple(histories), ones.astype(np.float32) / 2, ones.astype(np.int32), ones.astype(bool))
         begin = time.perf_counter()
         trainer, state = self.learned.trainer, self.learned.state
-        self.learned.state, _ = trainer.fit(state, step.policy, examples, rng, epochs=1)
+        states = StateRecord(self._engine.state_record) if self.learned.recorded else step.policy
+        self.learned.state, _ = trainer.fit(state, states, examples, rng, epochs=1)
         jax.block_until_ready(self.learned.state)
         return time.perf_counter() - begin
+
+    async def _publish(self, step: Recorded) -> None:
+        """The scorer sees what it would in that step; an engine that keeps states has none of them yet."""
+        if self.learned.recorded:
+            await self._engine.set_weights(step.policy, self._engine.weight_version)
+        self.learned.publish(step.policy, self.learned.state.params)
+
+    def _states(self, step: Recorded) -> Any:
+        return step.record if self.learned.recorded else step.policy
 
 
 async def measure(run: loop.Run, rounds: int) -> Seconds:
@@ -154,6 +178,7 @@ async def measure(run: loop.Run, rounds: int) -> Seconds:
         for earlier in range(form.settings.replay_steps):  # until its window is full
             await form.update(step, np.random.default_rng(earlier))
     for number in range(-1, rounds):
+        run.served = None  # the engine may have been given other weights
         kept: Seconds = {"step": [(await loop.train_step(run))["time/step"]]}
         for name in _rotated(list(FORMS), number):
             rng = np.random.default_rng(number + 1)

@@ -51,6 +51,22 @@ DIFFERENCE_METRICS = (
     "gain_per_100k_tokens_with_warmup",
 )
 
+# What predictor_report measures, by the name in results.json.
+FRESH = {
+    "brier": "root/brier",
+    "brier_of_class_rates": "root/brier_class",
+    "brier_of_true_rates": "root/brier_perfect",
+    "spearman": "root/spearman",
+    "effective_ratio_share_of_oracle": "root/effective_ratio_share_of_oracle",
+    "effective_ratio_share_of_shuffled": "root/effective_ratio_share_of_shuffled",
+    "groups_per_unit_share_of_oracle": "root/groups_per_unit_share_of_oracle",
+    "groups_per_unit_share_of_shuffled": "root/groups_per_unit_share_of_shuffled",
+    "anchor_brier": "anchor/brier",
+    "anchor_brier_of_class_rates": "anchor/brier_class",
+    "anchor_brier_of_true_rates": "anchor/brier_perfect",
+    "anchor_flips_share_of_oracle": "anchor/flips_per_continuation_share_of_oracle",
+    "anchor_flips_share_of_shuffled": "anchor/flips_per_continuation_share_of_shuffled",
+}
 COMPARED = tuple(name for name in DIFFERENCE_METRICS if name != "success_last")  # columns; the gain says the same
 _NOTHING = results_lib.summarise([])
 
@@ -63,7 +79,7 @@ def write(raw: Path, folder: Path) -> None:
         for (task, strategy), seeds in runs.items()
         for metric, measure in METRICS.items()
     }
-    results |= comparisons(runs)
+    results |= comparisons(runs) | fresh(raw)
     (folder / "table.md").write_text(tables(results))
     results_lib.write(folder / "results.json", results | _beside(folder))
     figure.draw(runs, folder / "figure.png")
@@ -74,6 +90,16 @@ def _beside(folder: Path) -> dict[str, results_lib.Summary]:
     paths = [folder / name for name in ("cost.json", "bias.json")]
     found = [json.loads(path.read_text()) for path in paths if path.exists()]
     return {name: summary for document in found for name, summary in document.items()}
+
+
+def fresh(raw: Path) -> dict[str, results_lib.Summary]:
+    """`TASK/trace/fresh_NAME`: the last predictor of each run on prompts that no run has seen, over seeds."""
+    found: dict[str, list[float]] = {}
+    for path in sorted(raw.glob("*-trace-*.predictor.json")):
+        task, document = path.name.split("-")[0], json.loads(path.read_text())
+        for name, key in FRESH.items():
+            found.setdefault(f"{task}/trace/fresh_{name}", []).append(document[key])
+    return {name: results_lib.with_interval(values) for name, values in found.items()}
 
 
 def success_gain(rows: Rows) -> float:
@@ -173,7 +199,10 @@ def _paired(runs: Runs, task: str, one: str, other: str, metric: str) -> list[tu
 
 
 def tables(results: dict[str, results_lib.Summary]) -> str:
-    """Markdown: a row per task and strategy; a row per task and comparison. Mean and 95 % interval over seeds."""
+    """Markdown: a row per task and strategy; a row per task and comparison; a row for each measure of the last predictor.
+
+    Mean and 95 % interval over seeds.
+    """
     strategies = results_lib.table(results, figure.LABELS, COLUMNS, DIGITS, results_lib.interval_cell)
     compared = {name: (pair, "as a share of") for name, pair in SHARES.items()}
     compared |= {name: (pair, "minus") for name, pair in DIFFERENCES.items()}
@@ -185,4 +214,14 @@ def tables(results: dict[str, results_lib.Summary]) -> str:
                 title = f"{figure.LABELS[one]} {word} {figure.LABELS[other]}"
                 lines.append([task, title, *map(results_lib.interval_cell, found)])
     headers = ["task", "compared", *(metric.replace("_", " ") for metric in COMPARED)]
-    return f"{strategies}\n{tabulate(lines, headers=headers, tablefmt='github', disable_numparse=True)}\n"
+    compared = tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
+    return f"{strategies}\n{compared}\n{_fresh_table(results)}"
+
+
+def _fresh_table(results: dict[str, results_lib.Summary]) -> str:
+    """The predictors on prompts that no run has seen, a column per task; nothing where none was measured."""
+    tasks = sorted({name.split("/")[0] for name in results if "/trace/fresh_" in name})
+    cells = lambda name: [results_lib.interval_cell(results[f"{task}/trace/fresh_{name}"]) for task in tasks]
+    lines = [[name.replace("_", " "), *cells(name)] for name in FRESH] if tasks else []
+    headers = ["predictor of TRACE after its last step", *tasks]
+    return f"\n{tabulate(lines, headers=headers, tablefmt='github', disable_numparse=True)}\n" if tasks else ""

@@ -1,6 +1,8 @@
 """The predictor experiment: measures and intervals by hand, every variant's settings, reports on made-up runs."""
 
+import argparse
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from scipy import stats
 
 from experiments import results as results_lib
 from experiments.predictor import config as variants
-from experiments.predictor import cost, cost_figure, figure, report
+from experiments.predictor import cost, cost_figure, figure, report, run
 from trace_jax import config as config_lib
 from trace_jax import config_checks
 
@@ -132,6 +134,37 @@ def test_a_report_from_raw_files(raw, tmp_path):
     assert (tmp_path / "figure.png").stat().st_size > 20_000
 
 
+def test_predictors_on_fresh_prompts(tmp_path):
+    for seed, brier in ((0, 0.06), (1, 0.08)):
+        document = {key: 0.5 for key in report.FRESH.values()} | {"root/brier": brier}
+        (tmp_path / f"lookup-trace-{seed}.predictor.json").write_text(json.dumps(document))
+    found = report.fresh(tmp_path)
+    assert set(found) == {f"lookup/trace/fresh_{name}" for name in report.FRESH}
+    brier = found["lookup/trace/fresh_brier"]
+    assert (brier["mean"], brier["low"], brier["high"], brier["n"]) == (pytest.approx(0.07), 0.06, 0.08, 2)
+    whole = {f"lookup/trace/{column}": brier for column in report.COLUMNS}
+    assert "| brier of class rates" in report.tables(found | whole)
+
+
+def test_a_predictor_is_measured_once_and_only_where_a_run_is(tmp_path, monkeypatch):
+    calls = []
+
+    def command(arguments, **_):
+        calls.append(arguments)
+        (tmp_path / "work" / "lookup-trace-0" / "predictor").mkdir()
+        (tmp_path / "work" / "lookup-trace-0" / "predictor" / "report.json").write_text("{}")
+
+    monkeypatch.setattr(run.subprocess, "run", command)
+    monkeypatch.setattr(run.runs, "ROOT", tmp_path)
+    arguments = argparse.Namespace(workdir=Path("work"), raw=tmp_path / "raw")
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "work" / "lookup-trace-0" / "checkpoints").mkdir(parents=True)
+    for name in ("lookup-trace-0", "lookup-trace-0", "lookup-trace-1"):
+        run.measure(arguments, name)
+    assert [one[-1] for one in calls] == ["--workdir=work/lookup-trace-0"]
+    assert (tmp_path / "raw" / "lookup-trace-0.predictor.json").read_text() == "{}"
+
+
 def test_success_by_tokens_starts_behind_the_warm_up():
     rows = run_rows(0.25, 0.35, [0.5, 0.5], tokens=100_000, warmup=30_000)
     assert figure.success_by_tokens(rows) == ([30.0, 130.0], [0.25, 0.35])
@@ -186,7 +219,7 @@ def test_costs_by_hand_and_their_figure(tmp_path):
 
 
 def test_every_form_is_a_config_that_can_run(tmp_path):
-    assert {"critic", "critic_small", "policy_head", "both", "members_8", "bare_0.06", "direct_0.9"} <= set(cost.FORMS)
+    assert {"bayes", "bayes_forward", "critic", "critic_small", "policy_head", "both", "members_8", "bare_0.06", "direct_0.9"} <= set(cost.FORMS)
     for overrides in cost.FORMS.values():
         config = cost.run_config(overrides, tmp_path)
         assert all(getattr(config.predictor, name) == value for name, value in overrides.items())
