@@ -14,6 +14,7 @@ from trace_jax.config import ConfigError
 
 CHAT = {"task": "math", "model.path": "m", "model.context_length": 4096, "loss.row_length": 4096}
 SERVED = {"engine": "sglang", "sglang.urls": "http://127.0.0.1:30000"}
+LEAST = {"budget.min_per_prompt": 2}
 # (settings, what the one line says)
 BROKEN = [
     ({"task": ""}, "config.task is ''; choose one of arithmetic, lookup"),
@@ -107,10 +108,10 @@ BROKEN = [
     ({"loss.clip_low": 1.0}, "config.loss.clip_low is 1.0"),
     # M = 1: a lone rollout has no contrast.
     ({"budget.roots": 1}, "config.budget.roots is 1, must be at least 2"),
-    ({"budget.max_per_prompt": 1}, "config.budget.max_per_prompt is 1, must be at least 2: a group of one"),
+    (LEAST | {"budget.max_per_prompt": 1}, "config.budget.max_per_prompt is 1, must be at least 2: a group of one"),
     # M > pool * cap: 5 prompts with at most 3 rollouts hold 15.
-    ({"budget.pool": 5, "budget.max_per_prompt": 3, "budget.roots": 16}, r"pool \* max_per_prompt = 5 \* 3 = 15"),
-    ({"budget.pool": 9, "budget.max_per_prompt": 2, "budget.roots": 7}, r"config.budget: 7 root rollouts \(explore_share 0.0\) are no sum of 2 to 2 for each"),
+    (LEAST | {"budget.pool": 5, "budget.max_per_prompt": 3, "budget.roots": 16}, r"pool \* max_per_prompt = 5 \* 3 = 15"),
+    (LEAST | {"budget.pool": 9, "budget.max_per_prompt": 2, "budget.roots": 7}, r"config.budget: 7 root rollouts \(explore_share 0.0\) are no sum of 2 to 2 for each"),
     # 7 root rollouts and 7 * 1 half units are 10.5 units.
     ({"budget.roots": 7, "budget.continuations_per_root": 1}, "roots . continuations_per_root = 7 is odd"),
     # N < 0
@@ -180,8 +181,8 @@ FINE = [
     {},
     {"task": "lookup", "strategy": "grpo"},
     {"steps": 0, "warm_start.steps": 0, "eval.every": 0, "checkpoint.every": 0},
-    {"budget.roots": 2, "budget.continuations_per_root": 0},
-    {"budget.pool": 5, "budget.max_per_prompt": 3, "budget.roots": 15},
+    LEAST | {"budget.roots": 2, "budget.continuations_per_root": 0},
+    LEAST | {"budget.pool": 5, "budget.max_per_prompt": 3, "budget.roots": 15},
     {"budget.roots": 7, "budget.continuations_per_root": 2},
     {"budget.objective": "pairs", "budget.max_per_prompt": 8, "budget.min_per_prompt": 8, "budget.explore_share": 0.0},
     {"budget.min_per_prompt": 4, "budget.max_per_prompt": 7, "budget.unit": "tokens", "budget.tokens": 9},

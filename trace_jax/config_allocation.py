@@ -19,7 +19,7 @@ class BudgetConfig:
     rollouts_per_prompt: int = 8  # G of the flat strategies
     roots_per_prompt: int = 4  # bare rollouts of a prompt of TreePO
     max_per_prompt: int | None = None  # cap on m_i; the paper has none
-    min_per_prompt: int = 2  # least m_i of a prompt that is opened (ours); the paper's is 2
+    min_per_prompt: int = 6  # least m_i of a prompt that is opened (ours); the paper has 2
     objective: str = "any_contrast"  # of stage 1 (budget/contrast.py): paper Eq. 12; "advantage_mass", "pairs" (ours)
     explore_share: float = 0.0  # of M, in pairs to prompts that the allocator would skip (ours; budget/explore.py)
     unit: str = "rollouts"  # or "tokens": M shrinks or grows so that the expected tokens of a step are `tokens`
@@ -28,7 +28,8 @@ class BudgetConfig:
 
 def explored_roots(budget: BudgetConfig) -> int:
     """How many of the M root rollouts explore: the nearest even number to M `explore_share` that leaves a group."""
-    return 2 * min(round(budget.roots * budget.explore_share / 2), (budget.roots - budget.min_per_prompt) // 2)
+    pairs = min(round(budget.roots * budget.explore_share / 2), (budget.roots - budget.min_per_prompt) // 2)
+    return 2 * max(pairs, 0)
 
 
 @dataclasses.dataclass(frozen=True)

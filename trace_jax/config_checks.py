@@ -169,7 +169,7 @@ def _opened(config: RunConfig) -> Iterable[str]:
         yield f"config.budget.min_per_prompt is {least}, above max_per_prompt {cap}; lower the one or raise the other"
     if least > budget.roots:
         yield f"config.budget.min_per_prompt is {least}, above budget.roots {budget.roots}; lower it"
-    if cap is not None and cap < 2 * least - 1 and budget.unit == "tokens":
+    if cap is not None and 2 < least and cap < 2 * least - 1 and budget.unit == "tokens":  # M is even there
         yield (
             f"config.budget.max_per_prompt is {cap}, but with unit 'tokens' every number of roots must be a sum of "
             f"{least} or more each; raise it to {2 * least - 1} or lower min_per_prompt"
