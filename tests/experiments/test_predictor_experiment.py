@@ -10,7 +10,7 @@ from scipy import stats
 
 from experiments import results as results_lib
 from experiments.predictor import config as variants
-from experiments.predictor import cost, cost_figure, figure, report, run
+from experiments.predictor import cost, cost_figure, figure, report, run, tuning
 from trace_jax import config as config_lib
 from trace_jax import config_checks
 
@@ -193,6 +193,29 @@ def test_the_papers_variant_is_what_section_4_3_says():
     assert chosen.calibration == "none" and not chosen.expected
     assert (config.budget.objective, config.budget.min_per_prompt, config.budget.max_per_prompt) == ("any_contrast", 2, None)
     assert config.budget.explore_share == 0
+
+
+def test_the_table_of_tuning_runs_is_made_of_the_stored_ones():
+    assert (tuning.FOLDER / "table.md").read_text() == tuning.table(tuning.FOLDER)
+    stored = {path.stem.split("-")[1] for path in tuning.FOLDER.glob("*.jsonl")}
+    assert stored == set(tuning.VARIANTS)
+    # one run's numbers from the file itself
+    rows = [json.loads(line) for line in (tuning.FOLDER / "lookup-oracle-100.jsonl").read_text().splitlines()]
+    ratio = np.mean([row["rollout/effective_ratio"] for row in rows[1:]])
+    line = next(line for line in tuning.table(tuning.FOLDER).splitlines() if "| lookup     | oracle " in line)
+    assert f"{ratio:.3f}" in line and f"{rows[-1]['eval/success'] - rows[0]['eval/success']:.3f}" in line
+
+
+@pytest.mark.parametrize("variant", tuning.VARIANTS)
+def test_a_tuning_run_can_be_made_again(variant):
+    config = variants.get_config("lookup,trace")
+    for flag in tuning.flags("lookup", variant, 100)[1:]:
+        name, _, value = flag.removeprefix("--config.").partition("=")
+        section, _, field = name.rpartition(".")
+        place = config[section] if section else config
+        place[field] = value if isinstance(place[field], str) else json.loads(value)
+    checked = config_checks.check(config_lib.parse(config))
+    assert checked.seed == 100 and checked.budget.roots * (1 + checked.budget.continuations_per_root / 2) == 256
 
 
 def test_an_unknown_strategy_is_refused():

@@ -1,0 +1,78 @@
+"""The variants that were tried on seeds 100 and 101 before the settings were frozen, as a table.
+
+    python -m experiments.predictor.tuning
+
+tuning/TASK-VARIANT-SEED.jsonl keep the chosen metrics of each run; `flags` gives those of `trace_jax.main` that made it.
+Writes tuning/table.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tabulate import tabulate
+
+from experiments.predictor import report
+from experiments.quickstart.report import load
+
+FOLDER = Path(__file__).resolve().parent / "tuning"
+_COMMON = "loss=bce weighting=count targets=direct warmup_prompts=128"
+_CRITIC = f"kind=critic {_COMMON} replay_steps=32 replay_decay=1.0 update_steps=4 prefix_share=0.5 learning_rate=1e-3"
+_BAYES = f"kind=bayes {_COMMON} prefix_share=0.9 replay_decay=0.99 prior_precision=3.0 update_steps=4"
+_PAIRS = "objective=pairs max_per_prompt=8"
+# (fields of config.predictor, fields of config.budget, the strategy)
+VARIANTS = {
+    "grpo": ("", "", "grpo"),
+    "pcl_critic": (_CRITIC, "", "pcl"),
+    "pcl_bayes": (_BAYES, "", "pcl"),
+    "critic_any": (_CRITIC, "", "trace"),
+    "critic_min6": (_CRITIC, "min_per_prompt=6", "trace"),
+    "critic_pairs8": (_CRITIC, _PAIRS, "trace"),
+    "critic_N0_pairs8": (_CRITIC, f"roots=256 continuations_per_root=0 {_PAIRS}", "trace"),
+    "critic_N6": (_CRITIC, "roots=64 continuations_per_root=6", "trace"),
+    "bayes": (_BAYES, "", "trace"),
+    "bayes_precision1": (f"{_BAYES} prior_precision=1.0", "", "trace"),
+    "bayes_precision1_pairs8": (f"{_BAYES} prior_precision=1.0", _PAIRS, "trace"),
+    "bayes_precision1_pool128": (f"{_BAYES} prior_precision=1.0", "pool=128", "trace"),
+    "bayes_decay95": (f"{_BAYES} replay_decay=0.95", "", "trace"),
+    "bayes_min4": (_BAYES, "min_per_prompt=4", "trace"),
+    "bayes_min6": (_BAYES, "min_per_prompt=6", "trace"),
+    "bayes_pool128": (_BAYES, "pool=128", "trace"),
+    "bayes_N0": (_BAYES, "roots=256 continuations_per_root=0", "trace"),
+    "oracle": ("kind=oracle oracle_rollouts=8 oracle_continuations=2", "", "trace"),
+}
+COLUMNS = ("effective_ratio", "useful_groups_per_unit", "active_success", "brier", "success_gain", "generated_tokens")
+
+
+def flags(task: str, variant: str, seed: int) -> list[str]:
+    """Of `trace_jax.main`, beside a workdir. Budgets that are not named are 128 roots, N = 2, at least 2 of a prompt."""
+    predictor, budget, strategy = VARIANTS[variant]
+    config = f"--config=experiments/predictor/config.py:{task},trace"
+    fields = [f"--config.predictor.{field}" for field in predictor.split()]
+    fields += [f"--config.budget.{field}" for field in f"min_per_prompt=2 {budget}".split()]
+    return [config, f"--config.strategy={strategy}", f"--config.seed={seed}", *fields]
+
+
+def table(folder: Path) -> str:
+    """Markdown: a row for each task and variant, means over its seeds."""
+    runs = load(folder)
+    lines = []
+    for task in sorted({task for task, _ in runs}):
+        for variant in VARIANTS:
+            seeds = runs.get((task, variant), {})
+            if seeds:
+                values = [[report.METRICS[name](rows) for rows in seeds.values()] for name in COLUMNS]
+                means = [sum(some) / len(some) if None not in some else None for some in values]
+                cells = ["-" if mean is None else f"{mean:.3f}" if mean < 100 else f"{mean:.0f}" for mean in means]
+                lines.append([task, variant, ", ".join(map(str, seeds)), *cells])
+    headers = ["task", "variant", "seeds", *(name.replace("_", " ") for name in COLUMNS)]
+    return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True) + "\n"
+
+
+def main() -> None:
+    """Writes the table."""
+    (FOLDER / "table.md").write_text(table(FOLDER))
+
+
+if __name__ == "__main__":
+    main()
