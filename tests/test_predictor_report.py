@@ -132,6 +132,16 @@ def flat_tree(uid, *lengths, lost=()):
     return grow.add_rollouts(grow.new_tree(Prompt(uid, tokens(2), None)), [rollout(*e) for e in enumerate(lengths)])
 
 
+def test_roots_are_allocated_as_the_run_does():
+    """TRACE with its least number of rollouts and its cap; for another strategy the paper's rule."""
+    config, scores = config_lib.RunConfig(), np.linspace(0.1, 0.9, 64)
+    budget = dataclasses.replace(config.budget, min_per_prompt=5, max_per_prompt=9)
+    allocate = predictor_quality._allocator(dataclasses.replace(config, budget=budget))
+    counts = allocate(scores, 100, np.random.default_rng(0))
+    assert counts.sum() == 100 and set(counts) - {0} <= {5, 6, 7, 8, 9}
+    assert predictor_quality._allocator(dataclasses.replace(config, strategy="pcl")) is None
+
+
 def test_anchors_are_those_of_the_first_two_rollouts_of_whole_prompts():
     trees = [flat_tree("a", 3, 2, 4), flat_tree("b", 1, 1, 4), flat_tree("c", 2, 4, 2, lost=(0,))]
     every = predictor_quality._choose(trees, 100, np.random.default_rng(0))

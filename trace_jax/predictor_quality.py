@@ -25,7 +25,7 @@ from trace_jax.assemble import assemble
 from trace_jax.config import ConfigError, RunConfig
 from trace_jax.eval import predictor_measures as measures
 from trace_jax.eval.predictor_measures import Scored
-from trace_jax.eval.regret import Measured
+from trace_jax.eval.regret import Allocate, Measured
 from trace_jax.interruption import Interruption
 from trace_jax.loop import Run
 from trace_jax.report import console, predictor_figure, predictor_tables
@@ -174,7 +174,7 @@ async def _measure(run: Run, request: Request, root_budget: int) -> tuple[dict[s
         roots,
         pool=budget.pool,
         root_budget=root_budget,
-        max_per_prompt=budget.max_per_prompt,
+        allocate=_allocator(run.config),
         uniform_rollouts=budget.rollouts_per_prompt,
         rng=rng,
     )
@@ -184,6 +184,18 @@ async def _measure(run: Run, request: Request, root_budget: int) -> tuple[dict[s
         gains = measures.prefix_gains(anchors.items, anchors.outcome, anchors.prompt, total, rng)
         figures |= _named("anchor", gains)
     return figures, roots, anchors.items
+
+
+def _allocator(config: RunConfig) -> Allocate | None:
+    """TRACE's as the run has it; of a run with another strategy, None: the paper's."""
+    if config.strategy != "trace":
+        return None
+
+    def allocate(scores: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
+        strategy = make_strategy(config, dataclasses.replace(config.budget, roots=total))
+        return strategy.roots(scores, scores.shape[-1], rng)
+
+    return allocate
 
 
 def _named(place: str, figures: Mapping[str, float]) -> dict[str, float]:

@@ -71,7 +71,7 @@ def test_root_gains_of_a_predictor_that_knows():
         scored([1.0, 0.5, 0.5, 0.0], successes, sizes),
         pool=2,
         root_budget=2,
-        max_per_prompt=None,
+        allocate=None,
         uniform_rollouts=2,
         rng=np.random.default_rng(0),
     )
@@ -89,7 +89,7 @@ def test_root_gains_of_a_predictor_that_knows():
             scored([1.0, 0.5, 0.5, 0.0], successes, sizes),
             pool=8,
             root_budget=2,
-            max_per_prompt=None,
+            allocate=None,
             uniform_rollouts=2,
             rng=np.random.default_rng(0),
         )
@@ -99,7 +99,7 @@ def test_pools_are_taken_as_they_come():
     """In the second one nothing can be bought, so the mean is half of the first; the prompt beyond them is left out."""
     items = scored([0.5, 0.5, 0.0, 0.0, 0.5], [20, 20, 0, 0, 20], 40)
     gains = measures.root_gains(
-        items, pool=2, root_budget=2, max_per_prompt=None, uniform_rollouts=2, rng=np.random.default_rng(1)
+        items, pool=2, root_budget=2, allocate=None, uniform_rollouts=2, rng=np.random.default_rng(1)
     )
     assert gains["pools"] == 2 and gains["effective_ratio_learned"] == pytest.approx(0.25, abs=0.04)
 

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from trace_jax.budget.root import allocate_roots
 from trace_jax.eval import regret
 from trace_jax.eval.regret import Measured
 from trace_jax.objectives import calibration
@@ -135,8 +136,9 @@ def test_two_halves_judge_the_oracle_without_bias():
     v, rng, size = 0.1, np.random.default_rng(1), 4000
     a, b = (Measured(rng.binomial(8, v, size), 8) for _ in range(2))
     scores = {"flat": np.full(size, 0.5)}
-    honest = regret.root_regret(scores, a, b, 900, rng, max_per_prompt=3, permutations=1)
-    biased = regret.root_regret(scores, a, a, 900, rng, max_per_prompt=3, permutations=1)
+    capped = lambda values, total, rng: allocate_roots(values, total, max_per_prompt=3, rng=rng)
+    honest = regret.root_regret(scores, a, b, 900, rng, allocate=capped, permutations=1)
+    biased = regret.root_regret(scores, a, a, 900, rng, allocate=capped, permutations=1)
     truth = 1 - v**3 - (1 - v) ** 3  # .27: each of 300 prompts has 3 rollouts
     assert honest["oracle"]["active"] == honest["flat"]["active"] == 300
     for name in ("oracle", "flat"):

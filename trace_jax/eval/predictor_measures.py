@@ -96,7 +96,7 @@ def root_gains(
     *,
     pool: int,
     root_budget: int,
-    max_per_prompt: int | None,
+    allocate: regret.Allocate | None,
     uniform_rollouts: int,
     rng: np.random.Generator,
 ) -> dict[str, float]:
@@ -104,7 +104,7 @@ def root_gains(
 
     Args:
       roots: at least `pool` prompts, each of at least 2 rollouts.
-      root_budget, max_per_prompt, uniform_rollouts: as in `regret.root_regret`.
+      root_budget, allocate, uniform_rollouts: as in `regret.root_regret`.
       rng: halves of the rollouts, ties and permutations.
 
     Returns:
@@ -128,7 +128,7 @@ def root_gains(
                 judged,
                 root_budget,
                 rng,
-                max_per_prompt=max_per_prompt,
+                allocate=allocate,
                 uniform_rollouts=uniform_rollouts,
             )
         )

@@ -28,6 +28,9 @@ from trace_jax.budget.root import allocate_roots, root_value
 
 _RESERVED = ("uniform", "oracle")
 
+# (scores [B] or [S, B], M, rng) -> root rollouts int [B] of that sum
+Allocate = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
+
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
@@ -135,18 +138,18 @@ def root_regret(
     root_budget: int,
     rng: np.random.Generator,
     *,
-    max_per_prompt: int | None = None,
+    allocate: Allocate | None = None,
     uniform_rollouts: int = 8,
     permutations: int = 20,
 ) -> dict[str, dict[str, float]]:
-    """Stage 1: what `allocate_roots` buys with each predictor's scores.
+    """Stage 1: what an allocator buys with each predictor's scores.
 
     Args:
       scores: of each named predictor float [B] in [0, 1], or [S, B], S draws; not named "uniform" or "oracle".
       chosen, judged: two halves of the prompts' rollouts, for the oracle's choice and to judge all.
       root_budget: M, at least 2.
       rng: ties and permutations.
-      max_per_prompt: as in `allocate_roots`.
+      allocate: the allocator, which must spend M exactly; None is `allocate_roots` without a limit, the paper's.
       uniform_rollouts: G of "uniform": G rollouts for each prompt of a random subset, in the mean over all subsets
         (which is the mean over all prompts).
       permutations: of a predictor's scores over the prompts, for its control.
@@ -154,17 +157,19 @@ def root_regret(
     Returns:
       `effective_ratio`: expected share of active prompts with contrast among their bare rollouts; shares of it are
       `share_of_oracle`, `share_of_shuffled`. `groups_per_unit`: expected number of such prompts per rollout, which is
-      what the allocator maximises; `groups_share_of_oracle`, `groups_share_of_shuffled`. `active`: number of active
-      prompts (NaN for "uniform", whose subset is left open). `plugged_in`: share of them with m > R.
+      what the paper's allocator maximises; `groups_share_of_oracle`, `groups_share_of_shuffled`. `active`: number of
+      active prompts (NaN for "uniform", whose subset is left open). `plugged_in`: share of them with m > R.
 
     Raises:
-      ValueError: scores of another length or name, or what `allocate_roots` rejects.
+      ValueError: scores of another length or name, or what the allocator rejects.
     """
     if root_budget < 2:
         raise ValueError(f"root_budget is {root_budget}; without 2 rollouts there is nothing to judge")
 
+    allocate = allocate or _paper
+
     def spend(values: np.ndarray) -> dict[str, float]:
-        return _judge_roots(judged, allocate_roots(values, root_budget, max_per_prompt=max_per_prompt, rng=rng))
+        return _judge_roots(judged, allocate(values, root_budget, rng))
 
     uniform = _judge_roots(judged, np.full(judged.successes.size, uniform_rollouts)) | {"active": float("nan")}
     report = {"uniform": uniform, "oracle": spend(chosen.rate)}
@@ -222,6 +227,10 @@ def prefix_regret(
     report = {"uniform": uniform, "oracle": spend(chosen.rate)}
     shares = {"flips_per_continuation": "share"}
     return report | _compared(scores, spend, report["oracle"], judged, rng, permutations, shares)
+
+
+def _paper(scores: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
+    return allocate_roots(scores, total, rng=rng)
 
 
 def _judge_roots(judged: Measured, m_B: np.ndarray) -> dict[str, float]:
