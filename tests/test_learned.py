@@ -12,6 +12,7 @@ from trace_jax.learned import Learned
 from trace_jax.objectives.recalibration import Temperature
 from trace_jax.train import replay
 from trace_jax.train.history_view import HistoryView
+from trace_jax.train.state_record import StateRecord
 from trace_jax.tree import grow, targets
 from trace_jax.types import Finish, Prompt, Stage, Turn
 
@@ -130,6 +131,18 @@ def test_held_back_roots_are_never_fitted_and_calibrate():
     parts.publish("policy", "own")
     # logit 0.8 = ln 4, so sigmoid(ln 4 - 2) = 4 / (4 + e^2)
     assert parts.scorer.published[2](np.array(0.8)) == pytest.approx(4 / (4 + np.exp(2)))
+
+
+def test_only_what_is_on_record_is_fitted():
+    """A deadline may pass between a turn and the request for the next one: that turn has no state."""
+    parts = learned()
+    parts.recorded = True
+    grown = trees(1, count=2)
+    roots = [np.array(history, np.int32) for history in parts.view.of_nodes(grown[0], [0])]
+    record = StateRecord({root.tobytes(): np.zeros(2, np.float32) for root in roots})
+    parts.update(SETTINGS, record, grown, rng())
+    states, examples, _ = parts.trainer.fits[0]
+    assert states is record and examples.prompt == ("1/0",) and examples.is_root.all()
 
 
 def test_frozen_states():

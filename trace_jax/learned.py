@@ -55,7 +55,7 @@ class Learned:
         They are the first step of the replay window. `policy_params`: of the policy that sampled them, or, where
         `recorded`, the `StateRecord` of its engine. Returns the fit's metrics under `predictor/`.
         """
-        self._push(settings, trees, rng)
+        self._push(settings, policy_params, trees, rng)
         self.state, report = self.trainer.fit_steps(
             self.state, self._states_of(policy_params), self.window.examples(), rng, steps=settings.warmup_steps
         )
@@ -68,7 +68,7 @@ class Learned:
 
         Arguments and result as of `warm_up`.
         """
-        self._push(settings, trees, rng)
+        self._push(settings, policy_params, trees, rng)
         examples, states = self.window.examples(), self._states_of(policy_params)
         if settings.update_steps is None:
             self.state, report = self.trainer.fit(self.state, states, examples, rng, epochs=settings.epochs)
@@ -81,11 +81,15 @@ class Learned:
     def _states_of(self, policy_params: Any) -> Any:
         return policy_params if self.frozen is None else self.frozen
 
-    def _push(self, settings: PredictorConfig, trees: Sequence[RolloutTree], rng: np.random.Generator) -> None:
+    def _push(
+        self, settings: PredictorConfig, policy_params: Any, trees: Sequence[RolloutTree], rng: np.random.Generator
+    ) -> None:
         """One step more in both windows. A prompt that is held back now is never fitted to."""
         fresh = replay.examples_from_trees(
             trees, self.view, prefix_share=settings.prefix_share, rng=rng, targets=self.targets
         )
+        if self.recorded:
+            fresh = fresh.take(np.flatnonzero(policy_params.known(fresh.prefixes)))
         if self.calibrate is not None:
             fresh, held = replay.split_roots(fresh, settings.held_share, rng)
             self.held = self.held.push(held)

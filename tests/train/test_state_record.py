@@ -55,6 +55,8 @@ def tree():
 def test_a_record_is_read_by_tokens():
     record = StateRecord({history(1, 2).tobytes(): features(history(1, 2)), history(3).tobytes(): features(history(3))})
     assert record.of([history(3), history(1, 2), history(3)]).tolist() == [[1, 3], [2, 2], [1, 3]]
+    assert record.known([history(3), history(2, 1), history(1, 2)]).tolist() == [True, False, True]
+    assert record.known([]).tolist() == []
     with pytest.raises(ValueError, match=r"history 1 of 2 \(2 tokens\) has no recorded state"):
         record.of([history(3), history(2, 1)])
 

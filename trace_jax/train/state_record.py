@@ -36,9 +36,13 @@ class StateRecord:
 
     features: Mapping[bytes, np.ndarray]  # bytes of the tokens int32 [n] -> float32 [F]
 
+    def known(self, histories: Sequence[np.ndarray]) -> np.ndarray:
+        """bool [n]; which histories are on record. One is not where a deadline passed before its next turn began."""
+        return np.array([_key(history) in self.features for history in histories], bool)
+
     def of(self, histories: Sequence[np.ndarray]) -> np.ndarray:
         """float32 [n, F]. Raises ValueError for a history that is not on record."""
-        found = [self.features.get(np.asarray(history, np.int32).tobytes()) for history in histories]
+        found = [self.features.get(_key(history)) for history in histories]
         missing = [i for i, features in enumerate(found) if features is None]
         if missing:
             raise ValueError(
@@ -46,6 +50,10 @@ class StateRecord:
                 "turn was asked for from it under these weights"
             )
         return np.stack(found)
+
+
+def _key(history: np.ndarray) -> bytes:
+    return np.asarray(history, np.int32).tobytes()
 
 
 class RecordedPredictor:
