@@ -195,6 +195,16 @@ def test_the_papers_variant_is_what_section_4_3_says():
     assert config.budget.explore_share == 0
 
 
+def test_the_published_numbers_follow_from_the_raw_metrics(tmp_path, monkeypatch):
+    published = Path(report.__file__).parent
+    monkeypatch.setattr(figure, "draw", lambda *_: None)
+    for part in published.glob("*.json"):
+        (tmp_path / part.name).write_text(part.read_text())
+    report.write(published / "raw", tmp_path)
+    for name in ("results.json", "table.md"):
+        assert (tmp_path / name).read_text() == (published / name).read_text()
+
+
 def test_the_table_of_tuning_runs_is_made_of_the_stored_ones():
     assert (tuning.FOLDER / "table.md").read_text() == tuning.table(tuning.FOLDER)
     stored = {path.stem.split("-")[1] for path in tuning.FOLDER.glob("*.jsonl")}
