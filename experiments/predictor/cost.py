@@ -65,7 +65,7 @@ FITS: dict[str, dict[str, Any]] = {
     for share in (0.06, 0.5, 0.9)
 }
 FORMS = MODELS | FITS
-LENGTHS = (16, 32, 64, 128)
+LENGTHS = (16, 32, 64, 120)  # the engine asks for one token more, in a context of 128
 HISTORIES = 64
 GROUPS = 12  # of trees whose anchors are scored in one pass; real steps make 10 to 15
 EARLIER_STEPS = 3  # before the recorded one; the first ones compile
