@@ -59,13 +59,6 @@ def test_items_have_their_own_rollouts_and_allocations():
     np.testing.assert_allclose(flips, [1 / 2, 2 / 3, 3 / 4, 1 / 4, 0])
 
 
-def test_expected_effective_ratio_counts_active_prompts():
-    # m = 2, v = .5: .5; m = 3, v = .2: 1 - .008 - .512 = .48; skipped; m = 2, v = 0: 0
-    got = regret.expected_effective_ratio([0.5, 0.2, 0.5, 0.0], [2, 3, 0, 2])
-    assert got == pytest.approx((0.5 + 0.48) / 3)
-    assert regret.expected_effective_ratio([0.5], [0]) == 0.0
-
-
 def test_halves_are_random_subsets():
     """3 of 5 rollouts right, halves of 2 and 3: the first has j right with chance C(3,j) C(2,2-j) / C(5,2)."""
     n = 4000

@@ -12,7 +12,7 @@ import pytest
 
 from trace_jax.models import decoder
 from trace_jax.models.config import DecoderConfig
-from trace_jax.models.state_features import of_policy, spaced_layers, state_features
+from trace_jax.models.state_features import of_policy, spaced_layers
 
 CFG = DecoderConfig(
     vocab_size=11, hidden_size=8, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=4, mlp_size=12, rope_theta=1e4
@@ -101,7 +101,8 @@ def test_who_does_not_ask_for_states_compiles_what_a_decoder_without_them_does(m
 
 @functools.cache
 def features_of(layers, max_size):
-    features, size = state_features(CFG, layers=layers, max_size=max_size)
+    made = of_policy(CFG, layers=layers, max_size=max_size)
+    features, size = made.of_rows, made.size
     return jax.jit(features), size
 
 
@@ -168,4 +169,4 @@ def test_spaced_layers_are_distinct_and_even():
 @pytest.mark.parametrize("layers, max_size", [(0, 8), (2, 0)])
 def test_features_of_nothing_are_refused(layers, max_size):
     with pytest.raises(ValueError, match=f"{layers} layers and at most {max_size} numbers; both must be at least 1"):
-        state_features(CFG, layers=layers, max_size=max_size)
+        of_policy(CFG, layers=layers, max_size=max_size)

@@ -14,7 +14,8 @@ from trace_jax.rollout.environment import Environment
 from trace_jax.rollout.keys import Stream
 from trace_jax.rollout.runner import Sampling
 from trace_jax.tasks.base import Outcome, StepResult
-from trace_jax.types import Prompt
+from trace_jax.tree import grow
+from trace_jax.types import Finish, Prompt, Stage, Turn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +100,20 @@ def random_script(request):
     return encode("!\n") if rng.random() < 1 / 3 else encode(f"+{rng.integers(10)}\n")
 
 
+def hand_tree():
+    """Node 1 "+1", 2 "+2", 3 "!" (leaf); node 4 "+4", 5 "!" (leaf)."""
+
+    def turn(action, observation, finish=Finish.TURN, **outcome):
+        action = encode(action)
+        return Turn(action, np.zeros(action.size, np.float32), encode(observation), finish, 0, **outcome)
+
+    first = [turn("+1\n", "=1\n"), turn("+2\n", "=3\n"), turn("!\n", "", Finish.ANSWER, reward=0.3, success=0.0)]
+    second = [turn("+4\n", "=4\n"), turn("!\n", "", Finish.ANSWER, reward=0.4, success=1.0)]
+    return grow.add_rollouts(
+        grow.new_tree(prompt()), [(0, Stage.ROOT_ROLLOUT, first), (0, Stage.ROOT_ROLLOUT, second)]
+    )
+
+
 @pytest.fixture(scope="session")
 def toy():
     """The helpers of this file as one namespace."""
@@ -113,4 +128,5 @@ def toy():
         sampling=sampling,
         lines=lines,
         random_script=random_script,
+        hand_tree=hand_tree,
     )

@@ -10,8 +10,7 @@ from trace_jax.engines.scripted import ScriptedEngine
 from trace_jax.rollout.keys import Stream
 from trace_jax.rollout.oracle import OraclePredictor
 from trace_jax.rollout.scheduler import collect_batch
-from trace_jax.tree import grow, query
-from trace_jax.types import Finish, Stage, Turn
+from trace_jax.tree import query
 
 
 def oracle(toy, engine, environment=None, rollouts=8, continuations=4, **sampling):
@@ -35,24 +34,10 @@ def test_prompt_scores_by_counting(toy):
     assert {request.key[1] for request in engine.requests} == {Stream.ORACLE}
 
 
-def hand_tree(toy):
-    """p: "+1" "+2" "!" (total 3) and "+4" "!" (total 4)."""
-
-    def turn(action, observation, finish=Finish.TURN, **outcome):
-        action = toy.encode(action)
-        return Turn(action, np.zeros(action.size, np.float32), toy.encode(observation), finish, 0, **outcome)
-
-    first = [turn("+1\n", "=1\n"), turn("+2\n", "=3\n"), turn("!\n", "", Finish.ANSWER, reward=0.3, success=0.0)]
-    second = [turn("+4\n", "=4\n"), turn("!\n", "", Finish.ANSWER, reward=0.4, success=1.0)]
-    return grow.add_rollouts(
-        grow.new_tree(toy.prompt()), [(0, Stage.ROOT_ROLLOUT, first), (0, Stage.ROOT_ROLLOUT, second)]
-    )
-
-
 def test_anchor_scores_start_from_the_replayed_state(toy):
     # Three of four continuations end at once and keep the anchor's total, the last one adds 1 first. So an even total
     # scores 3/4 and an odd one 1/4; the anchors' totals are 1, 3 and 4.
-    tree = hand_tree(toy)
+    tree = toy.hand_tree()
     anchors = query.anchors(tree)
     histories = {toy.decode(query.prefix_tokens(tree, node)) for node in anchors}
 
@@ -73,13 +58,13 @@ def test_the_response_limit_counts_from_the_prompt_also_for_anchors(toy):
     engine = ScriptedEngine(toy.lines("!\n", "!\n", "!\n"))
     predictor = oracle(toy, engine, limits=toy.limits(max_response_tokens=13))
     asyncio.run(predictor.score_prompts([toy.prompt()]))
-    tree = hand_tree(toy)
+    tree = toy.hand_tree()
     asyncio.run(predictor.score_anchors(tree, query.anchors(tree)))
     assert {(r.tokens.size, r.max_new_tokens) for r in engine.requests} == {(3, 13), (9, 7), (15, 1)}
 
 
 def test_anchor_scores_need_the_prompt(toy):
-    tree = hand_tree(toy)
+    tree = toy.hand_tree()
     with pytest.raises(ValueError, match="prompt 'p' was not scored in this step"):
         asyncio.run(oracle(toy, ScriptedEngine(toy.lines("!\n"))).score_anchors(tree, query.anchors(tree)))
 
@@ -120,7 +105,7 @@ def test_costs_stay_outside_the_budget_and_no_key_is_used_twice(toy):
 
 
 def test_values_do_not_depend_on_which_anchors_are_asked(toy):
-    tree = hand_tree(toy)
+    tree = toy.hand_tree()
     predictor = oracle(toy, ScriptedEngine(toy.random_script), continuations=16)
     asyncio.run(predictor.score_prompts([toy.prompt()]))
     together = asyncio.run(predictor.score_anchors(tree, np.array([1, 2, 4])))

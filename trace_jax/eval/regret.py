@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trace_jax.budget.prefix import agreement, allocate_prefixes
-from trace_jax.budget.root import allocate_roots, root_value
+from trace_jax.budget.root import allocate_roots
 
 _RESERVED = ("uniform", "oracle")
 
@@ -68,17 +68,6 @@ def split_half(measured: Measured, rng: np.random.Generator) -> tuple[Measured, 
     k, half = measured.successes, measured.rollouts // 2
     first = rng.hypergeometric(k, measured.rollouts - k, half)
     return Measured(first, half), Measured(k - first, measured.rollouts - half)
-
-
-def expected_effective_ratio(true_v: ArrayLike, m: ArrayLike) -> float:
-    """Chance of contrast among bare rollouts, `root_value(v, m)`, mean over the active prompts (m > 0); 0 without any.
-
-    Args:
-      true_v: float [B], success rates.
-      m: int [B], rollouts of each prompt.
-    """
-    value, m = root_value(true_v, m), np.asarray(m)
-    return float(value[m > 0].mean()) if np.any(m > 0) else 0.0
 
 
 def contrast_chance(measured: Measured, m: ArrayLike) -> np.ndarray:

@@ -69,12 +69,6 @@ def of_policy(cfg: DecoderConfig, *, layers: int, max_size: int) -> StateFeature
     return StateFeatures(chosen, size, of_states, of_rows)
 
 
-def state_features(cfg: DecoderConfig, *, layers: int, max_size: int) -> tuple[Features, int]:
-    """(features, size) of packed rows alone: `of_rows` and `size` of `of_policy`, which names arguments and errors."""
-    made = of_policy(cfg, layers=layers, max_size=max_size)
-    return made.of_rows, made.size
-
-
 def spaced_layers(num_layers: int, wanted: int) -> tuple[int, ...]:
     """Indices of min(wanted, num_layers) layers, evenly spaced, the last layer among them."""
     count = min(wanted, num_layers)

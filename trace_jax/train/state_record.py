@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trace_jax.engines.local import record_key
 from trace_jax.train.history_view import HistoryView
 from trace_jax.types import Prompt, RolloutTree
 
@@ -38,11 +39,11 @@ class StateRecord:
 
     def known(self, histories: Sequence[np.ndarray]) -> np.ndarray:
         """bool [n]; which histories are on record. One is not where a deadline passed before its next turn began."""
-        return np.array([_key(history) in self.features for history in histories], bool)
+        return np.array([record_key(history) in self.features for history in histories], bool)
 
     def of(self, histories: Sequence[np.ndarray]) -> np.ndarray:
         """float32 [n, F]. Raises ValueError for a history that is not on record."""
-        found = [self.features.get(_key(history)) for history in histories]
+        found = [self.features.get(record_key(history)) for history in histories]
         missing = [i for i, features in enumerate(found) if features is None]
         if missing:
             raise ValueError(
@@ -50,10 +51,6 @@ class StateRecord:
                 "turn was asked for from it under these weights"
             )
         return np.stack(found)
-
-
-def _key(history: np.ndarray) -> bytes:
-    return np.asarray(history, np.int32).tobytes()
 
 
 class RecordedPredictor:
