@@ -165,6 +165,22 @@ def test_a_busy_server_is_asked_again_and_stays_in_rotation(tmp_path, name):
     assert stats["server_losses"] == 0 and stats["retries"] >= 5 and stats["gave_up"] == 1
 
 
+def test_no_back_off_outlasts_an_outage(tmp_path):
+    """The first wait is uniform below 30 s, the outage ends after one."""
+    server = StandIn()
+
+    async def test(engine):
+        await engine.set_weights("w", 0)
+        server.fail(PASSING["429"])
+        begin = time.monotonic()
+        with pytest.raises(EngineError, match="HTTP 429"):
+            await engine.generate(request())
+        return time.monotonic() - begin
+
+    seconds = [run(tmp_path, test, server, outage_timeout=1.0, retry_wait=30.0) for _ in range(3)]
+    assert all(1 < each < 3 for each in seconds)
+
+
 @pytest.mark.parametrize("code", [400, 404, 422])
 def test_a_request_that_is_refused_is_not_repeated(tmp_path, code):
     server = StandIn()

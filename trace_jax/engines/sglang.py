@@ -111,7 +111,7 @@ class SglangEngine:
         body = wire.generate_body(request, context_length=self.context_length, salt=request.salt or str(self.version))
         tries = tenacity.AsyncRetrying(
             stop=_enough(settings),
-            wait=tenacity.wait_random_exponential(settings.retry_wait, max=30),
+            wait=_back_off(settings),
             retry=tenacity.retry_if_exception_type(_Again),
             before_sleep=self._count_retry,
         )
@@ -259,3 +259,16 @@ def _enough(settings: Settings) -> Callable[[tenacity.RetryCallState], bool]:
         return counted >= settings.attempts or (not counts and state.seconds_since_start > settings.outage_timeout)
 
     return enough
+
+
+def _back_off(settings: Settings) -> Callable[[tenacity.RetryCallState], float]:
+    """Seconds before the next try: exponential with full jitter; a busy server is asked last when the outage ends."""
+    jittered = tenacity.wait_random_exponential(settings.retry_wait, max=30)
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        seconds = jittered(state)
+        if state.outcome.exception().counts:
+            return seconds
+        return min(seconds, max(0.0, settings.outage_timeout - state.seconds_since_start))
+
+    return wait
