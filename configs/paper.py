@@ -68,6 +68,7 @@ def _optimisation(config) -> None:
     config.loss.update(
         clip_low=0.2,  # paper E.3
         clip_high=0.28,  # paper E.3
+        prompt_weight="equal",  # ours
         kl_coef=0.0,  # paper E.3: no KL term
         aggregation="sequence_mean_token_mean",  # paper E.3: sequence means; of token means by Eq. 43, as we read it
         epochs=1,  # ours, as all of the rest: the paper does not give passes and mini-batches of a step

@@ -6,11 +6,11 @@ python -m trace_jax.main --config=configs/quickstart.py --workdir=runs/grpo --co
 python -m trace_jax.main --config=configs/quickstart.py:paper --workdir=runs/paper
 
 What differs from the defaults was chosen on seeds 100-102, see experiments/quickstart/README.md. The last command has the
-paper's predictor and allocation in place of the ones that did best here (experiments/predictor).
+paper's predictor, allocation and loss in place of those that did best here (experiments/predictor).
 """
 
 from trace_jax import config as config_lib
-from trace_jax.config import ConfigError
+from trace_jax.config import PAPER_LOSS, ConfigError
 from trace_jax.config_allocation import PAPER_BUDGET, PAPER_PREDICTOR
 
 
@@ -27,6 +27,7 @@ def get_config(recipe: str = ""):
     config.optimizer.b2 = 0.95
     config.predictor.learning_rate = 1e-3  # of predictors that are fitted by gradient steps
     if recipe == "paper":
+        config.loss.update(PAPER_LOSS)
         config.budget.update(PAPER_BUDGET)
         config.predictor.update(PAPER_PREDICTOR)
     return config

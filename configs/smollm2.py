@@ -7,10 +7,11 @@ python -m trace_jax.main --config=configs/smollm2.py --workdir=runs/smollm2_grpo
 
 What differs from the defaults was chosen on seed 100 (experiments/smollm2_cpu/README.md). Every prompt begins with the
 same solved examples: the engine computes them once a step and all rollouts share them, and a training row holds them
-once. The predictor is the paper's with a warm-up: it is the one that was measured with this model.
+once. The loss and the predictor are the paper's, the latter with a warm-up: that was measured with this model.
 """
 
 from trace_jax import config as config_lib
+from trace_jax.config import PAPER_LOSS
 from trace_jax.config_allocation import PAPER_BUDGET, PAPER_PREDICTOR
 
 
@@ -28,6 +29,7 @@ def get_config():
     config.budget.update(pool=32, roots=16, rollouts_per_prompt=8)
     config.loss.update(row_length=768, micro_rows=1, measure_kl=False)
     config.optimizer.update(learning_rate=1e-4, b2=0.95)
+    config.loss.update(PAPER_LOSS)
     config.budget.update(PAPER_BUDGET)
     config.predictor.update(PAPER_PREDICTOR)
     config.predictor.update(learning_rate=1e-3, warmup_prompts=32, warmup_rollouts=4, warmup_steps=100)

@@ -46,7 +46,7 @@ BROKEN = [
     ({"budget.unit": "seconds"}, "config.budget.unit is 'seconds'"),
     ({"optimizer.name": "adam"}, "config.optimizer.name is 'adam'; choose one of adamw, sgd"),
     ({"optimizer.schedule": "cosine"}, "choose one of constant, warmup_cosine"),
-    ({"loss.advantage": "gae"}, "choose one of grpo, dr_grpo, tree_rpo, tree_grpo"),
+    ({"loss.advantage": "gae"}, "choose one of grpo, dr_grpo, tree_rpo, tree_grpo, tree_rloo"),
     ({"loss.std_ddof": 2}, "config.loss.std_ddof is 2; choose one of 0, 1"),
     ({"loss.aggregation": "mean"}, "config.loss.aggregation is 'mean'"),
     ({"loss.prompt_weight": "leaves"}, "choose one of equal, sequences"),
@@ -223,8 +223,8 @@ FINE = [
 # Numbers with a lower limit: (limit, fields).
 AT_LEAST = {
     0: "seed steps eval.every eval.seed checkpoint.every warm_start.steps warm_start.seed predictor.warmup_prompts"
-    " predictor.warmup_steps budget.continuations_per_root loss.kl_coef loss.clip_high optimizer.learning_rate"
-    " optimizer.warmup_steps optimizer.weight_decay predictor.learning_rate warm_start.learning_rate lora.rank"
+    " predictor.warmup_steps budget.continuations_per_root loss.kl_coef loss.clip_high loss.value_prior"
+    " optimizer.learning_rate optimizer.warmup_steps optimizer.weight_decay predictor.learning_rate warm_start.learning_rate lora.rank"
     " sampling.top_k data.seed chat.shots",
     1: "budget.pool sampling.max_turn_tokens sampling.max_observation_tokens sampling.concurrency local.slots"
     " local.cache_rows local.prefill_rows local.prefill_chunk local.decode_steps sglang.attempts eval.prompts eval.samples"

@@ -18,7 +18,7 @@ from trace_jax import loop, setup_run
 from trace_jax.config import ConfigError
 from trace_jax.models.lora import LoraConfig
 from trace_jax.tasks.tokenizer import build_tokenizer
-from trace_jax.tree import advantage
+from trace_jax.tree import advantage, grow
 
 
 def test_levels_count_from_one():
@@ -53,6 +53,8 @@ def test_limits_of_an_episode():
         ("trace", "dr_grpo", advantage.dr_grpo),
         ("trace", "tree_rpo", advantage.tree_rpo),
         ("trace", "tree_grpo", advantage.tree_grpo),
+        ("treepo", "tree_rloo", lambda tree, ddof: advantage.tree_rloo(tree, prior=0.5)),
+        ("pcl", "tree_rloo", advantage.grpo),
         ("grpo", "tree_rpo", advantage.grpo),
         ("grpo", "dr_grpo", advantage.dr_grpo),
         ("pcl", "tree_grpo", advantage.grpo),
@@ -61,8 +63,8 @@ def test_limits_of_an_episode():
 )
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_advantages(strategy, name, estimate, ddof):
-    config = settings({"strategy": strategy, "loss.advantage": name, "loss.std_ddof": ddof})
-    tree = worked_case().tree
+    config = settings({"strategy": strategy, "loss.advantage": name, "loss.std_ddof": ddof, "loss.value_prior": 0.5})
+    tree = grow.with_values(worked_case().tree, np.array([0, 1, 2, 4]), np.array([0.7, 0.6, 0.9, 0.3]))
     got = setup_run.make_advantage(config)(tree)
     want = estimate(tree) if estimate is advantage.dr_grpo else estimate(tree, ddof=ddof)
     for field in dataclasses.fields(want):

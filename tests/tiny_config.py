@@ -5,6 +5,7 @@ no update, and equal results would prove nothing.
 """
 
 from trace_jax import config as config_lib
+from trace_jax.config import PAPER_LOSS
 from trace_jax.config_allocation import PAPER_BUDGET, PAPER_PREDICTOR
 
 
@@ -22,6 +23,7 @@ def get_config():
     config.local.update(slots=16, cache_rows=192)
     config.warm_start.update(steps=200, demonstrations=16, distinct=256, learning_rate=1e-2)
     config.optimizer.update(name="adamw", learning_rate=1e-3)
+    config.loss.update(PAPER_LOSS)
     config.budget.update(PAPER_BUDGET)
     config.predictor.update(PAPER_PREDICTOR)
     config.predictor.update(hidden_size=16, num_layers=1, num_heads=2, mlp_size=24, learning_rate=1e-3)

@@ -137,12 +137,17 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    """The tree-aware objective. Default: one on-policy pass, no KL (paper E.3)."""
+    """The tree-aware objective. Default: one on-policy pass, no KL (paper E.3).
 
-    advantage: str = "tree_rpo"  # grpo, dr_grpo, tree_rpo (Eq. 45-47), tree_grpo (Eq. 48-49); GRPO always uses its own
+    Which advantage and weights is ours, the ones that did best (experiments/predictor); PAPER_LOSS has the paper's.
+    """
+
+    # "grpo", "dr_grpo", "tree_rpo" (Eq. 45-47), "tree_grpo" (Eq. 48-49), "tree_rloo" (ours); GRPO always uses its own
+    advantage: str = "tree_rloo"
+    value_prior: float = 2.0  # of "tree_rloo": outcomes that the predictor's score of a group counts as
     std_ddof: int = 0  # 0: population std; 1: sample std. The paper does not say
-    aggregation: str = "sequence_mean_token_mean"  # Eq. 43
-    prompt_weight: str = "equal"  # "equal": every tree weighs the same; "sequences": every sequence does
+    aggregation: str = "sequence_mean_token_sum"  # or _token_mean (Eq. 43), _token_scale, "token_mean"
+    prompt_weight: str = "sequences"  # every sequence weighs the same; "equal": every tree does
     clip_low: float = 0.2
     clip_high: float = 0.28
     kl_coef: float = 0.0  # of a k3 penalty to the warm-started policy
@@ -156,6 +161,13 @@ class LossConfig:
     row_length: int = 128  # T of packed rows; at least the context
     micro_rows: int = 16  # b: rows of one gradient call
     logit_chunk: int = 128  # positions of a row whose logits exist at once
+
+
+PAPER_LOSS = {
+    "advantage": "tree_rpo",  # E.4, of math and QA
+    "aggregation": "sequence_mean_token_mean",  # Eq. 43
+    "prompt_weight": "equal",  # our reading
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ BFCL_CATEGORIES = ("base", "long_context", "miss_func", "miss_param")
 STRATEGIES = ("grpo", "pcl", "treepo", "trace")
 ENGINES = ("local", "sglang")
 PREDICTORS = ("critic", "policy_head", "both", "bayes", "oracle")
-ADVANTAGES = ("grpo", "dr_grpo", "tree_rpo", "tree_grpo")
+ADVANTAGES = ("grpo", "dr_grpo", "tree_rpo", "tree_grpo", "tree_rloo")
 AGGREGATIONS = (
     "sequence_mean_token_mean",
     "sequence_mean_token_sum",
@@ -82,8 +82,9 @@ def _ranges(config: RunConfig) -> Iterable[str]:
     at_least = {
         0: ("seed", "steps", "eval.every", "eval.seed", "checkpoint.every", "warm_start.steps", "warm_start.seed",
             "warm_start.learning_rate", "predictor.warmup_prompts", "predictor.warmup_steps", "predictor.learning_rate",
-            "budget.continuations_per_root", "loss.kl_coef", "loss.clip_high", "optimizer.learning_rate", "lora.rank",
-            "optimizer.warmup_steps", "optimizer.weight_decay", "sampling.top_k", "data.seed", "chat.shots"),
+            "budget.continuations_per_root", "loss.kl_coef", "loss.clip_high", "loss.value_prior", "lora.rank",
+            "optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.weight_decay", "sampling.top_k", "data.seed",
+            "chat.shots"),
         1: ("budget.pool", "sampling.max_turn_tokens", "sampling.max_observation_tokens", "sampling.concurrency",
             "local.slots", "local.cache_rows", "local.prefill_rows", "local.prefill_chunk", "local.decode_steps",
             "sglang.attempts", "eval.prompts", "eval.samples", "checkpoint.keep", "loss.epochs",

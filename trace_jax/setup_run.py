@@ -253,6 +253,7 @@ def make_advantage(config: RunConfig):
         "dr_grpo": advantage.dr_grpo,
         "tree_rpo": functools.partial(advantage.tree_rpo, ddof=ddof),
         "tree_grpo": functools.partial(advantage.tree_grpo, ddof=ddof),
+        "tree_rloo": functools.partial(advantage.tree_rloo, prior=config.loss.value_prior),
     }
     name = config.loss.advantage
     if config.strategy in FLAT and name != "dr_grpo":

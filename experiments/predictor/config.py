@@ -4,11 +4,12 @@ python -m trace_jax.main --config=experiments/predictor/config.py:arithmetic,tra
 
 The argument names the task and one of STRATEGIES: GRPO, PCL, TreePO (uniform roots, random forks), and TRACE with the
 learned predictor, with measured success in its place (oracle), with its scores handed to other prompts and anchors
-(shuffled), and with the paper's recipe for it. What was chosen on seeds 100-102 is the default of configs/quickstart.py;
+(shuffled), and with the paper's recipe. What was chosen on seeds 100-102 is the default of configs/quickstart.py;
 PCL has the same predictor as TRACE.
 """
 
 from configs import quickstart
+from trace_jax.config import PAPER_LOSS
 from trace_jax.config_allocation import PAPER_BUDGET, PAPER_PREDICTOR
 
 STRATEGIES = ("grpo", "pcl", "treepo", "trace", "trace_oracle", "trace_shuffled", "trace_paper")
@@ -54,6 +55,7 @@ def _shuffled(config) -> None:
 
 
 def _paper(config) -> None:
-    """The learned predictor and the allocation as in the paper, at the same budget."""
+    """The learned predictor, the allocation and the loss as in the paper, at the same budget."""
+    config.loss.update(PAPER_LOSS)
     config.predictor.update(PAPER_PREDICTOR)
     config.budget.update(PAPER_BUDGET)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 from collections import defaultdict
 
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.tree.tree_oracle import SPEC_VECTORS, Branch, Case, build, cases, chain, make_turn, worked_case
 from trace_jax.tree import advantage, backup, grow
@@ -24,6 +26,7 @@ ESTIMATORS = {
     "tree_rpo_sample": functools.partial(advantage.tree_rpo, ddof=1),
     "tree_grpo": advantage.tree_grpo,
     "tree_grpo_sample": functools.partial(advantage.tree_grpo, ddof=1),
+    "tree_rloo": advantage.tree_rloo,
 }
 every_estimator = pytest.mark.parametrize("estimate", ESTIMATORS.values(), ids=ESTIMATORS.keys())
 
@@ -144,6 +147,100 @@ def test_tree_grpo_on_the_worked_tree(ddof, golden):
     np.testing.assert_allclose([found[i] for i in (3, 6, 7, 5, 8, 9)], GOLDEN[golden], atol=1e-4)
 
 
+def tree_rloo_by_recursion(case: Case, score: dict[int, float], prior: float) -> dict[int, tuple[int, float]]:
+    """(leaf of its own rollout, advantage) of each turn, from the docstring's formula on nested nodes."""
+    found = {}
+
+    def visit(node: Branch, above: float) -> None:
+        for child in node.children:
+            others = [statistics.fmean(map(reward, x.leaves())) for x in node.children if x is not child]
+            if node.turn is None or others:
+                weight = prior if node.index in score else 0.0
+                count = len(others) + weight
+                baseline = (sum(others) + weight * score.get(node.index, 0.0)) / count if count else None
+                own = 0.0 if baseline is None else reward(child.routes()[0][-1]) - baseline
+            else:
+                own = above
+            found[child.index] = (child.routes()[0][-1].index, own)
+            visit(child, own)
+
+    visit(case.root, 0.0)
+    return found
+
+
+@pytest.mark.parametrize("prior", [0.0, 0.5, 2.0])
+@given(case=cases(), numbers=st.lists(st.integers(0, 8), min_size=1))
+def test_tree_rloo_is_the_formula(prior: float, case: Case, numbers: list[int]):
+    score = {i: numbers[i % len(numbers)] / 8 for i in range(0, case.tree.num_nodes, 1 + numbers[0] % 3)}
+    tree = grow.with_values(case.tree, np.array(list(score)), np.array(list(score.values())))
+    credit = advantage.tree_rloo(tree, prior=prior)
+    expected = tree_rloo_by_recursion(case, score, prior)
+    assert credit.node.tolist() == sorted(expected)  # each turn once
+    assert credit.leaf.tolist() == [expected[i][0] for i in sorted(expected)]
+    np.testing.assert_allclose(credit.advantage, [expected[i][1] for i in sorted(expected)], atol=1e-5)
+    first = {leaf: s for leaf, s in zip(credit.leaf.tolist(), credit.sequence.tolist(), strict=True)}
+    assert sorted(first.values()) == list(range(len(case.root.leaves())))  # a sequence for each rollout
+
+
+def test_tree_rloo_on_the_worked_tree():
+    # Rewards below turn 1: 1, 0, 1 (its mean 2/3), below turn 4: 0, 1, 0 (mean 1/3).
+    credit = advantage.tree_rloo(worked_case().tree)
+    by_hand = {1: 1 - 1 / 3, 2: 1 - 1 / 2, 3: 1 / 2, 4: -2 / 3, 5: -1 / 2, 6: -1.0, 7: 1 / 2, 8: 1.0, 9: -1 / 2}
+    np.testing.assert_allclose(credit.advantage, list(by_hand.values()), atol=1e-6)
+    assert credit.sequence.tolist() == [0, 0, 0, 1, 1, 2, 3, 4, 5]
+    # A score of 3/4 for the prompt that counts as two outcomes: (1/3 + 3/2) / 3 in the place of 1/3.
+    tree = grow.with_values(worked_case().tree, np.array([0]), np.array([0.75]))
+    np.testing.assert_allclose(advantage.tree_rloo(tree, prior=2.0).advantage[0], 1 - 11 / 18, atol=1e-6)
+
+
+def test_tree_rloo_of_flat_groups_is_leave_one_out():
+    # The closed form: n / (n - 1) times the distance from the group's mean.
+    rewards = np.array([1.0, 0.0, 0.5, 1.0])
+    credit = advantage.tree_rloo(build([chain(1, r) for r in rewards]).tree)
+    np.testing.assert_allclose(credit.advantage, 4 / 3 * (rewards - rewards.mean()), atol=1e-6)
+
+
+def test_tree_rloo_compares_with_the_score_where_nothing_else_is_left():
+    single, unscored = build([chain(2, 1.0)]).tree, build([chain(2, 1.0), chain(1, 1.0)]).tree
+    scored = grow.with_values(single, np.array([0]), np.array([0.25]))
+    assert advantage.tree_rloo(single, prior=2.0).advantage.tolist() == [0, 0]
+    assert advantage.tree_rloo(scored, prior=2.0).advantage.tolist() == [0.75, 0.75]
+    assert advantage.tree_rloo(unscored, prior=2.0).advantage.tolist() == [0, 0, 0]
+    all_right = grow.with_values(unscored, np.array([0]), np.array([0.25]))
+    # Two successes where one in four was expected: 1 - (1 + 2 / 4) / 3.
+    assert advantage.tree_rloo(all_right, prior=2.0).advantage.tolist() == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("prior", [0.0, 1.0, 3.0])
+def test_tree_rloo_has_the_policy_gradient_for_its_mean(prior):
+    """A policy of one parameter: the first turn is 1 with chance p, then the last one with chance q[first]; it succeeds
+    if that is 1. Over all outcomes of two bare rollouts, with a fork where the first one surprises, the mean of
+    A times the turn's score function is dJ/dp of the first turn."""
+    p, q = 0.3, (0.2, 0.6)
+    chance = lambda x, of: of if x else 1 - of
+    total = 0.0
+    for a1, b1, a2, b2, c in itertools.product((0, 1), repeat=5):
+        weight = chance(a1, p) * chance(b1, q[a1]) * chance(a2, p) * chance(b2, q[a2])
+        rollout = lambda a, b: [make_turn([a], 1), make_turn([b], 0, float(b))]
+        surprise = b1 != (q[a1] > 0.5)
+        if surprise:
+            weight *= chance(c, q[a1])
+        elif c:
+            continue  # no fork: one outcome, not two
+        forks = [(0, 1, [make_turn([c], 0, float(c))])] if surprise else []
+        tree = build([rollout(a1, b1), rollout(a2, b2)], forks).tree
+        tree = grow.with_values(tree, np.array([0]), np.array([0.4]))
+        found = dict(zip((credit := advantage.tree_rloo(tree, prior=prior)).node.tolist(), credit.advantage, strict=True))
+        slope = lambda a: 1 / p if a else -1 / (1 - p)
+        total += weight * (found[1] * slope(a1) + found[3] * slope(a2)) / 2
+    np.testing.assert_allclose(total, q[1] - q[0], rtol=1e-5)
+
+
+def test_a_negative_prior_is_refused():
+    with pytest.raises(ValueError, match="prior is -1.0; the predictor's score counts as at least 0"):
+        advantage.tree_rloo(worked_case().tree, prior=-1.0)
+
+
 def test_grpo_by_hand():
     # Rewards 1, 0, 0, 0: mean 1/4, population variance 3/16, so A = (3/4) / (sqrt(3)/4) = sqrt(3), and -1/sqrt(3).
     tree = build([chain(1, r) for r in (1.0, 0.0, 0.0, 0.0)]).tree
@@ -199,6 +296,8 @@ def test_advantages_are_finite_and_sum_to_zero_in_each_group(estimate, case: Cas
     assert np.all(np.isfinite(credit.advantage))
     first = {s: int(np.flatnonzero(credit.sequence == s)[0]) for s in range(credit.num_sequences)}
     per_sequence = credit.advantage[list(first.values())]
+    if estimate is advantage.tree_rloo:  # each turn has its group; where nothing was forked below it sums to 0
+        return
     if estimate in (ESTIMATORS["tree_rpo"], ESTIMATORS["tree_rpo_sample"]):
         group = case.tree.parent[credit.node[list(first.values())]]  # the parent of the edge's first turn
     else:

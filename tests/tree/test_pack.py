@@ -16,7 +16,9 @@ from trace_jax.tree.credit import Credit
 from trace_jax.types import PackedBatch, RolloutTree
 
 ROW = 64  # longer than any rollout that `cases` draws
-ESTIMATORS = st.sampled_from([advantage.grpo, advantage.dr_grpo, advantage.tree_rpo, advantage.tree_grpo])
+ESTIMATORS = st.sampled_from(
+    [advantage.grpo, advantage.dr_grpo, advantage.tree_rpo, advantage.tree_grpo, advantage.tree_rloo]
+)
 BATCHES = st.lists(cases(max_rollouts=3), min_size=1, max_size=3)
 
 

@@ -1,8 +1,9 @@
-"""Advantages of the policy optimisers: GRPO, Dr. GRPO, TreeRPO, Tree-GRPO.
+"""Advantages of the policy optimisers: GRPO, Dr. GRPO, TreeRPO, Tree-GRPO, and RLOO on trees.
 
 All read `tree.reward`. A group of one, or one whose rewards do not differ, has advantage exactly 0: no epsilon stands
-in for a missing standard deviation. `ddof` is that of the standard deviation, 0 (population, the default) or 1
-(sample); the paper does not say which it uses.
+in for a missing standard deviation. Only `tree_rloo` with a predictor has something to compare such a group with.
+`ddof` is that of the standard deviation, 0 (population, the default) or 1 (sample); the paper does not say which it
+uses.
 """
 
 from __future__ import annotations
@@ -73,6 +74,44 @@ def tree_grpo(tree: RolloutTree, *, ddof: int = 0) -> Credit:
     inter = _standardise(reward, np.zeros_like(bare), scale, ddof)
     intra = _standardise(reward, bare, scale, ddof)
     return whole_paths(tree, intra + inter)
+
+
+def tree_rloo(tree: RolloutTree, *, prior: float = 0.0) -> Credit:
+    """RLOO (arXiv 2402.14740) in every group of a tree, the predictor's score among the outcomes (ours).
+
+        A_c = r_c - b_c,   b_c = (sum_{c' != c} R(c') + prior V(p)) / (n_p - 1 + prior)
+
+    for the n_p children c of a branching node p. r_c is the reward of the rollout that sampled c, R(c') the mean reward
+    below a sibling and V(p) the predictor's score of p (`tree.value`), which counts as `prior` outcomes; where p has
+    none, `prior` is 0 there. The turns of a chain have the advantage of its first turn, and each turn is trained once:
+    a rollout's sequence is what it sampled itself. b_c depends on nothing that c samples, so wherever forks were placed
+    a bare rollout's term has the policy gradient for its mean, and a continuation's that of the value at its anchor.
+
+    The score is a chance of success, so a prior is for rewards in [0, 1]. Raises ValueError for a negative `prior`, and
+    for a tree without leaves.
+    """
+    if not prior >= 0:
+        raise ValueError(f"prior is {prior}; the predictor's score counts as at least 0 outcomes")
+    parent, num_nodes = tree.parent[1:], tree.num_nodes
+    mean = backup.leaf_mean(tree, tree.reward)
+    scored = ~np.isnan(tree.value)
+    weight = np.where(scored, prior, 0.0)
+    total = np.bincount(parent, mean[1:], num_nodes) + weight * np.where(scored, tree.value, 0.0)
+    children = np.bincount(parent, minlength=num_nodes)
+    leaf = query.first_leaf(tree)[1:]
+    others = (children + weight)[parent] - 1
+    advantage = np.zeros(num_nodes)
+    np.divide(tree.reward[leaf] * others - (total[parent] - mean[1:]), others, out=advantage[1:], where=others > 0)
+    advantage[np.abs(advantage) <= _ROUNDING * _scale(_leaf_rewards(tree))] = 0.0
+    branches = children >= 2
+    branches[0] = True  # a single rollout has its prompt's score to be compared with
+    _, sequence = np.unique(leaf, return_inverse=True)
+    return Credit(
+        leaf=leaf,
+        node=np.arange(1, num_nodes, dtype=np.int32),
+        sequence=sequence.astype(np.int32),
+        advantage=advantage[_first_turns(tree, branches)[1:]].astype(np.float32),
+    )
 
 
 def _leaf_rewards(tree: RolloutTree) -> np.ndarray:

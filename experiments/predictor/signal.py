@@ -1,0 +1,225 @@
+"""How well does a step's gradient point to more success, by what the budget bought and by what the loss makes of it?
+
+    python -m experiments.predictor.signal --seeds 100
+
+After 8 steps of TRACE every variant below spends a step's budget from the same pools, `--batches` times, and nothing is
+learnt. A batch's gradient g is compared with J, the gradient of the success of held-out prompts, by
+
+    alignment = E<g, D J> / sqrt(E<g, D g> <J, D J>),   D = 1 / (sqrt(v) + eps) of Adam's second moments v
+
+which is what one step gains per length of the step, as a share of what the true gradient would (first order, in Adam's
+metric). Where the noise is most of a gradient its square is proportional to the number of rollouts, so alignment^2 per
+1,000 tokens compares batches of different costs. J is a mean over `--reference` prompts x 16 rollouts, <J, D J> the
+product of its halves, which share no noise. Held-out success itself has a standard error of a point after a run; this
+sees differences that many runs would not.
+
+signal.json keeps the figures of each task and seed; signal.md is a table of their means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+from tabulate import tabulate
+
+from experiments.predictor import config as experiment
+from trace_jax import config as config_lib
+from trace_jax import config_checks, loop
+from trace_jax.assemble import assemble
+from trace_jax.config import PAPER_LOSS, RunConfig
+from trace_jax.objectives.policy import policy_loss
+from trace_jax.report.console import Bar
+from trace_jax.rollout import keys
+from trace_jax.rollout.scheduler import sample_batch
+from trace_jax.setup_run import take_devices
+from trace_jax.train.policy_step import Plan, PolicyTrainer
+from trace_jax.types import RolloutTree
+
+HERE = Path(__file__).resolve().parent
+TRAINED_STEPS = 8
+REFERENCE_ROLLOUTS = 16
+REFERENCE_BATCH = 128  # prompts
+_PROMPTS = 5_700_000  # of the seed's stretch: past the run's own and its warm-up's
+_STEP = 1000  # of the noise
+PER_SEQUENCE = {"aggregation": "sequence_mean_token_sum", "prompt_weight": "sequences"}
+LOSSES: dict[str, dict[str, Any]] = {
+    "paper": PAPER_LOSS,
+    "tree_rpo": {"advantage": "tree_rpo"} | PER_SEQUENCE,
+    "tree_grpo": {"advantage": "tree_grpo"} | PER_SEQUENCE,
+    "grpo": {"advantage": "grpo"} | PER_SEQUENCE,
+    "tree_rloo_unscored": {"advantage": "tree_rloo", "value_prior": 0.0} | PER_SEQUENCE,
+    "tree_rloo": {"advantage": "tree_rloo", "value_prior": 2.0} | PER_SEQUENCE,
+}
+# (strategy of config.py, settings of the budget, losses)
+VARIANTS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "trace": ("trace", {}, tuple(LOSSES)),
+    "pcl": ("pcl", {}, ("grpo", "tree_rloo")),
+    "grpo": ("grpo", {}, ("grpo",)),
+    "trace_min2": ("trace", {"min_per_prompt": 2}, ("tree_rloo",)),
+    "trace_N0": ("trace", {"roots": 256, "continuations_per_root": 0}, ("tree_rloo",)),
+    "trace_N1": ("trace", {"roots": 170, "continuations_per_root": 1}, ("tree_rloo",)),
+}
+
+
+def settings(task: str, seed: int, cache: Path, strategy: str = "trace", **budget: Any) -> RunConfig:
+    """The experiment's config."""
+    config = experiment.get_config(f"{task},{strategy}")
+    config.seed, config.warm_start.cache = seed, str(cache)
+    config.budget.update(budget)
+    return config_checks.check(config_lib.parse(config))
+
+
+class Gradients:
+    """Flat float64 gradients of success, one for each batch of trees, at one policy."""
+
+    def __init__(self, run: loop.Run):
+        """An optimiser that subtracts the gradient as it is shows it as the change of the parameters."""
+        loss = functools.partial(policy_loss, clip_low=1e3, clip_high=1e3, kl_coef=0.0, tis_cap=None)
+        model, mesh, config = run.trainer.model, run.trainer.mesh, run.config
+        self._trainer = PolicyTrainer(
+            model,
+            optax.sgd(1.0),
+            loss,
+            mesh,
+            temperature=config.sampling.temperature,
+            chunk=config.loss.logit_chunk,
+            micro_rows=config.loss.micro_rows,
+            rescore=False,
+        )
+        self._run = run
+        self._before = ravel_pytree(run.policy.params)[0]
+
+    def of(self, trees: list[RolloutTree], loss: dict[str, Any]) -> np.ndarray:
+        """Of the loss with these settings; a flat strategy's trees may have any advantage too."""
+        config = self._run.config
+        config = dataclasses.replace(config, strategy="trace", loss=dataclasses.replace(config.loss, **loss))
+        batch = loop.make_batch(config, trees, self._run.environment.trunk)
+        state = self._trainer.adopt(self._run.policy.params)
+        state, _ = self._trainer.update(state, batch, Plan(), np.random.default_rng(0))
+        return np.asarray(ravel_pytree(state.params)[0] - self._before, np.float64)
+
+
+async def reference(run: loop.Run, gradients: Gradients, prompts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two independent estimates of J, each from half of the prompts."""
+    loss = {"advantage": "dr_grpo", "aggregation": "sequence_mean_token_sum", "prompt_weight": "equal"}
+    halves: list[list[np.ndarray]] = [[], []]
+    bar = Bar("reference", prompts // REFERENCE_BATCH, "batch")
+    for batch in range(prompts // REFERENCE_BATCH):
+        drawn = run.prompts("eval", run.config.eval.prompts + batch * REFERENCE_BATCH, REFERENCE_BATCH)
+        collected = await sample_batch(
+            run.engine,
+            run.environment,
+            drawn,
+            REFERENCE_ROLLOUTS,
+            sampling=run.sampling(keys.Stream.ORACLE, step=_STEP + batch),
+            concurrency=run.config.sampling.concurrency,
+        )
+        halves[batch % 2].append(gradients.of([c.tree for c in collected], loss))
+        bar.to(batch + 1)
+    bar.close()
+    return np.mean(halves[0], axis=0), np.mean(halves[1], axis=0)
+
+
+def alignment(gradients: np.ndarray, scale: np.ndarray, true: np.ndarray, true_square: float) -> dict[str, float]:
+    """{alignment, its standard error by the jackknife, that of the mean gradient} of [n, parameters], n >= 2."""
+    inner = gradients @ (scale * true)
+    products = (gradients * scale) @ gradients.T
+    square, n = np.diag(products), len(inner)
+    ratio = lambda kept: float(inner[kept].mean() / np.sqrt(square[kept].mean() * true_square))
+    left_out = [ratio(np.arange(n) != i) for i in range(n)]
+    between = (products.sum() - square.sum()) / (n * (n - 1))  # |E g|^2 without the noise
+    return {
+        "alignment": ratio(np.arange(n) >= 0),
+        "standard_error": float(np.std(left_out) * np.sqrt(n - 1)),
+        "alignment_of_mean": float(inner.mean() / np.sqrt(between * true_square)) if between > 0 else float("nan"),
+    }
+
+
+async def measure(task: str, seed: int, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """`VARIANT/LOSS`: figures, for one task and seed."""
+    cache = arguments.workdir.absolute() / "warm_start"
+    run = assemble(settings(task, seed, cache), arguments.workdir.absolute() / f"{task}-signal-{seed}")
+    await loop.publish(run)
+    await loop.warm_up_predictor(run)
+    for _ in range(TRAINED_STEPS):
+        await loop.train_step(run)
+    await loop.publish(run)
+    moments = ravel_pytree(optax.tree.get(run.policy.opt_state, "nu"))[0]
+    optimizer = run.config.optimizer
+    corrected = np.asarray(moments, np.float64) / (1 - optimizer.b2**TRAINED_STEPS)
+    scale = 1 / (np.sqrt(corrected) + optimizer.eps)
+    gradients = Gradients(run)
+    halves = await reference(run, gradients, arguments.reference)
+    true, true_square = (halves[0] + halves[1]) / 2, float(halves[0] @ (scale * halves[1]))
+    result = {}
+    bar = Bar(f"{task}, seed {seed}", len(VARIANTS) * arguments.batches, "batch")
+    for index, (name, (strategy, budget, losses)) in enumerate(VARIANTS.items()):
+        own = dataclasses.replace(run, config=settings(task, seed, cache, strategy, **budget))
+        found: dict[str, list[np.ndarray]] = {loss: [] for loss in losses}
+        tokens = []
+        for i in range(arguments.batches):
+            gathered = await loop.gather(own, _STEP + i, _PROMPTS + i * own.config.budget.pool)
+            tokens.append(gathered.metrics["rollout/generated_tokens"])
+            for loss in losses:
+                found[loss].append(gradients.of(gathered.trees, LOSSES[loss]))
+            bar.to(index * arguments.batches + i + 1)
+        for loss in losses:
+            figures = alignment(np.array(found[loss]), scale, true, true_square)
+            figures["tokens"] = float(np.mean(tokens))
+            figures["square_per_1000_tokens"] = 1000 * figures["alignment"] ** 2 / figures["tokens"]
+            result[f"{name}/{loss}"] = figures
+    bar.close()
+    await run.engine.close()
+    return result
+
+
+def report(folder: Path) -> None:
+    """Writes signal.md: means over the seeds of signal.json, with standard errors over batches and seeds' count."""
+    kept = json.loads((folder / "signal.json").read_text())["seeds"]
+    lines = []
+    for task in sorted({name.split("-")[0] for name in kept}):
+        runs = [run for name, run in sorted(kept.items()) if name.split("-")[0] == task]
+        for variant in runs[0]:
+            some = [run[variant] for run in runs]
+            mean = {name: float(np.mean([figures[name] for figures in some])) for name in some[0]}
+            error = np.sqrt(np.sum([figures["standard_error"] ** 2 for figures in some])) / len(some)
+            cells = [f"{mean['alignment']:.3f} +- {error:.3f}", f"{mean['tokens']:.0f}"]
+            lines.append([task, *variant.split("/"), *cells, f"{mean['square_per_1000_tokens']:.4f}", len(some)])
+    headers = ["task", "budget", "loss", "alignment", "tokens", "alignment^2 per 1,000 tokens", "seeds"]
+    table = tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
+    (folder / "signal.md").write_text(table + "\n")
+    print(table)
+
+
+def main() -> None:
+    """Measures what is missing of the tasks and seeds that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", default="arithmetic,lookup")
+    parser.add_argument("--seeds", default="100")
+    parser.add_argument("--batches", default=32, type=int, help="of each variant, at least 2")
+    parser.add_argument("--reference", default=1024, type=int, help=f"prompts, a multiple of {2 * REFERENCE_BATCH}")
+    parser.add_argument("--workdir", default="runs/experiments/predictor", type=Path)
+    parser.add_argument("--only-report", action="store_true")
+    arguments = parser.parse_args()
+    path = HERE / "signal.json"
+    kept = json.loads(path.read_text())["seeds"] if path.exists() else {}
+    for task in arguments.tasks.split(","):
+        for seed in arguments.seeds.split(","):
+            if not arguments.only_report and f"{task}-{seed}" not in kept:
+                take_devices(settings(task, int(seed), arguments.workdir / "warm_start"))
+                kept[f"{task}-{seed}"] = asyncio.run(measure(task, int(seed), arguments))
+                path.write_text(json.dumps({"seeds": kept}, indent=1) + "\n")
+    report(HERE)
+
+
+if __name__ == "__main__":
+    main()
