@@ -20,7 +20,7 @@ REGIME = {
     "arithmetic": (0.1, 0.1, 0.1, 0.1, 0.0, 0.0, 0.0, 0.6),
     "lookup": (0.1, 0.1, 0.1, 0.1, 0.0, 0.6),
 }
-EVALUATION = {"prompts": 512, "samples": 4, "every": 16}
+EVALUATION = {"prompts": 512, "samples": 8, "every": 0}
 ORACLE = {"kind": "oracle", "oracle_rollouts": 8, "oracle_continuations": 2}
 
 
