@@ -14,6 +14,7 @@ from tabulate import tabulate
 
 from experiments.predictor import report
 from experiments.quickstart.report import load
+from trace_jax.config import PAPER_LOSS
 
 FOLDER = Path(__file__).resolve().parent / "tuning"
 _COMMON = "loss=bce weighting=count targets=direct warmup_prompts=128"
@@ -40,16 +41,27 @@ VARIANTS = {
     "bayes_pool128": (_BAYES, "pool=128", "trace"),
     "bayes_N0": (_BAYES, "roots=256 continuations_per_root=0", "trace"),
     "oracle": ("kind=oracle oracle_rollouts=8 oracle_continuations=2", "", "trace"),
+    "rloo_pcl": ("", "min_per_prompt=6", "pcl"),
+    "rloo": ("", "min_per_prompt=6", "trace"),
+    "rloo_warmup256x4": ("warmup_prompts=256 warmup_rollouts=4", "min_per_prompt=6", "trace"),
+    "rloo_precision10": ("prior_precision=10.0", "min_per_prompt=6", "trace"),
+    "rloo_decay1": ("replay_decay=1.0", "min_per_prompt=6", "trace"),
 }
 COLUMNS = ("effective_ratio", "useful_groups_per_unit", "active_success", "brier", "success_gain", "generated_tokens")
 
 
 def flags(task: str, variant: str, seed: int) -> list[str]:
-    """Of `trace_jax.main`, beside a workdir. Budgets that are not named are 128 roots, N = 2, at least 2 of a prompt."""
+    """Of `trace_jax.main`, beside a workdir. Budgets that are not named are 128 roots, N = 2, at least 2 of a prompt.
+
+    The loss is the paper's, but for variants "rloo...", which have the present default.
+    """
     predictor, budget, strategy = VARIANTS[variant]
     config = f"--config=experiments/predictor/config.py:{task},trace"
     fields = [f"--config.predictor.{field}" for field in predictor.split()]
     fields += [f"--config.budget.{field}" for field in f"min_per_prompt=2 {budget}".split()]
+    if not variant.startswith("rloo"):
+        fields += [f"--config.loss.{name}={value}" for name, value in PAPER_LOSS.items()]
+    fields += ["--config.eval.samples=4"]
     return [config, f"--config.strategy={strategy}", f"--config.seed={seed}", *fields]
 
 
