@@ -241,7 +241,8 @@ class _Step:
 
     def precision(self, w: np.ndarray) -> np.ndarray:
         s = special.expit(self._x @ w)
-        return (self._x.T * (self._n * s * (1 - s))) @ self._x + self._prior
+        weighted_nF = self._x * np.sqrt(self._n * s * (1 - s))[:, None]
+        return weighted_nF.T @ weighted_nF + self._prior  # a matrix by its own transpose: half of the products
 
     def report(self, w: np.ndarray) -> dict[str, float]:
         return {
