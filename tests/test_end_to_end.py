@@ -70,6 +70,10 @@ STATEFUL = {
     "predictor.warmup_prompts": 4,
     "predictor.warmup_rollouts": 2,
     "predictor.warmup_steps": 3,
+    "loss.advantage": "tree_rloo",
+    "loss.value_prior": 1.0,
+    "loss.aggregation": "sequence_mean_token_sum",
+    "loss.prompt_weight": "sequences",
 }
 OPTIONS = {
     "budget.objective": "advantage_mass",
