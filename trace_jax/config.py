@@ -139,7 +139,7 @@ class OptimizerConfig:
 class LossConfig:
     """The tree-aware objective. Default: one on-policy pass, no KL (paper E.3).
 
-    Which advantage and weights is ours, the ones that did best (experiments/predictor); PAPER_LOSS has the paper's.
+    The advantage and the weights are ours (experiments/predictor compares some); PAPER_LOSS has the paper's.
     """
 
     # "grpo", "dr_grpo", "tree_rpo" (Eq. 45-47), "tree_grpo" (Eq. 48-49), "tree_rloo" (ours); GRPO always uses its own

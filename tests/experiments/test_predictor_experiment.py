@@ -205,6 +205,13 @@ def test_the_published_numbers_follow_from_the_raw_metrics(tmp_path, monkeypatch
         assert (tmp_path / name).read_text() == (published / name).read_text()
 
 
+def test_the_table_of_the_earlier_default_follows_from_its_raw_metrics(tmp_path, monkeypatch):
+    before = Path(report.__file__).parent / "before"
+    monkeypatch.setattr(figure, "draw", lambda *_: None)
+    report.write(before / "raw", tmp_path)
+    assert (tmp_path / "table.md").read_text() == (before / "table.md").read_text()
+
+
 def test_the_table_of_tuning_runs_is_made_of_the_stored_ones():
     assert (tuning.FOLDER / "table.md").read_text() == tuning.table(tuning.FOLDER)
     stored = {path.stem.split("-")[1] for path in tuning.FOLDER.glob("*.jsonl")}

@@ -212,7 +212,7 @@ def test_tree_rloo_compares_with_the_score_where_nothing_else_is_left():
 
 
 @pytest.mark.parametrize("prior", [0.0, 1.0, 3.0])
-def test_tree_rloo_has_the_policy_gradient_for_its_mean(prior):
+def test_first_turns_of_tree_rloo_have_the_policy_gradient_for_their_mean(prior):
     """A policy of one parameter: the first turn is 1 with chance p, then the last one with chance q[first]; it succeeds
     if that is 1. Over all outcomes of two bare rollouts, with a fork where the first one surprises, the mean of
     A times the turn's score function is dJ/dp of the first turn."""

@@ -84,8 +84,12 @@ def tree_rloo(tree: RolloutTree, *, prior: float = 0.0) -> Credit:
     for the n_p children c of a branching node p. r_c is the reward of the rollout that sampled c, R(c') the mean reward
     below a sibling and V(p) the predictor's score of p (`tree.value`), which counts as `prior` outcomes; where p has
     none, `prior` is 0 there. The turns of a chain have the advantage of its first turn, and each turn is trained once:
-    a rollout's sequence is what it sampled itself. b_c depends on nothing that c samples, so wherever forks were placed
-    a bare rollout's term has the policy gradient for its mean, and a continuation's that of the value at its anchor.
+    a rollout's sequence is what it sampled itself.
+
+    The mean of a term is the policy gradient where b_c depends on nothing that c samples: without forks, for the first
+    turns of bare rollouts (but for how often siblings are forked, which all share), and for continuations, given their
+    anchor. On a bare rollout below an anchor that only some outcomes fork, the baseline depends on the outcome; for
+    rewards of 0 and 1 the mean keeps its direction and is scaled by 1 - (b given success - b given failure) >= 0.
 
     The score is a chance of success, so a prior is for rewards in [0, 1]. Raises ValueError for a negative `prior`, and
     for a tree without leaves.
