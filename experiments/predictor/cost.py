@@ -10,12 +10,12 @@ and greatest:
     cost/FORM/score_seconds          the pool, then all anchors of all trees; nothing else runs beside it
     cost/FORM/update_seconds         the fit after the step
     cost/FORM/share_of_step          both, of the real step of the same round (which holds the default form's own)
+    cost/bayes/share_not_reused      the same without the prompts of the pool that were opened: the default form has the
+                                     engine prefill them, and their rollouts find it in its cache
     cost/growth/FORM/tokens=N/...    HISTORIES histories of N tokens: score_seconds, update_seconds (one pass),
                                      score_ms_per_1000_tokens
 
-The default form has the pool's prompts prefilled by the engine, which the rollouts of active prompts then find in its
-cache; that they would have prefilled these themselves is not taken off. Nor is what keeping states adds to decoding
-counted (about 2 %, measured apart).
+What keeping states adds to decoding is not counted (about 2 %, measured apart).
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ FITS: dict[str, dict[str, Any]] = {
     for share in (0.06, 0.5, 0.9)
 }
 FORMS = MODELS | FITS
+DEFAULT = "bayes"
 LENGTHS = (16, 32, 64, 120)  # the engine asks for one token more, in a context of 128
 HISTORIES = 64
 GROUPS = 12  # of trees whose anchors are scored in one pass; real steps make 10 to 15
@@ -80,6 +81,12 @@ class Recorded:
     trees: list[RolloutTree]
     policy: Any  # its parameters in that step
     record: StateRecord  # the engine's, of the histories in that step
+
+    @property
+    def skipped(self) -> Recorded:
+        """Without the prompts that were opened."""
+        opened = {tree.prompt_uid for tree in self.trees}
+        return dataclasses.replace(self, prompts=[prompt for prompt in self.prompts if prompt.uid not in opened])
 
 
 def run_config(overrides: dict[str, Any], cache: Path) -> config_lib.RunConfig:
@@ -184,6 +191,7 @@ async def measure(run: loop.Run, rounds: int) -> Seconds:
             rng = np.random.default_rng(number + 1)
             kept[f"{name}/score_seconds"] = [await forms[name].score(step)]
             kept[f"{name}/update_seconds"] = [await forms[name].update(step, rng)]
+        kept[f"{DEFAULT}/not_reused_seconds"] = [await forms[DEFAULT].score(step.skipped)]
         for name in _rotated(list(MODELS), number):
             for length, some in lengths.items():
                 where, rng = f"growth/{name}/tokens={length}", np.random.default_rng(number + 1)
@@ -214,6 +222,8 @@ def summaries(seconds: Seconds) -> dict[str, results_lib.Summary]:
     for name in FORMS:
         parts = zip(seconds[f"{name}/score_seconds"], seconds[f"{name}/update_seconds"], seconds["step"], strict=True)
         found[f"{name}/share_of_step"] = [(score + update) / step for score, update, step in parts]
+    own = (seconds[f"{DEFAULT}/{part}_seconds"] for part in ("not_reused", "update"))
+    found[f"{DEFAULT}/share_not_reused"] = [(a + b) / step for a, b, step in zip(*own, seconds["step"], strict=True)]
     for name in MODELS:
         for length in LENGTHS:
             where = f"growth/{name}/tokens={length}"
@@ -237,7 +247,7 @@ def main() -> None:
     run = assemble.assemble(run_config({}, workdir / "warm_start"), workdir / "cost")
     results = summaries(asyncio.run(measure(run, arguments.rounds)))
     results_lib.write(arguments.folder / "cost.json", results)
-    cost_figure.draw(results, arguments.folder / "cost.png", tuple(FORMS), tuple(MODELS), LENGTHS)
+    cost_figure.draw(results, arguments.folder / "cost.png", tuple(FORMS), tuple(MODELS), LENGTHS, default=DEFAULT)
 
 
 if __name__ == "__main__":

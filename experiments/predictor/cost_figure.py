@@ -11,10 +11,17 @@ GOAL = 0.03  # of a step
 
 
 def draw(
-    results: Mapping[str, Summary], path: Path, forms: Sequence[str], models: Sequence[str], lengths: Sequence[int]
+    results: Mapping[str, Summary],
+    path: Path,
+    forms: Sequence[str],
+    models: Sequence[str],
+    lengths: Sequence[int],
+    *,
+    default: str,
 ) -> None:
-    """Bars: scoring and update as a share of a step, medians, with the least and greatest share. Lines: seconds and
-    milliseconds per 1,000 tokens of scoring, and seconds of a fit, over the length of histories."""
+    """Bars: scoring and update as a share of a step, medians, with the least and greatest share; for the default form
+    also the share without what rollouts reuse. Lines: seconds and milliseconds per 1,000 tokens of scoring, and seconds
+    of a fit, over the length of histories."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -31,6 +38,8 @@ def draw(
     for form in forms:
         share = results[f"cost/{form}/share_of_step"]
         bars.plot([100 * share["low"], 100 * share["high"]], [form, form], color="black", linewidth=1)
+    own = 100 * middle(f"{default}/share_not_reused")
+    bars.plot(own, default, "kD", markersize=4, label="without prompts that were opened")
     bars.axvline(100 * GOAL, color="tab:red", linestyle="--", label=f"{100 * GOAL:.0f} %")
     bars.invert_yaxis()
     bars.set(xlabel="% of a step", title=f"scoring and update, of a step of {step:.2f} s")

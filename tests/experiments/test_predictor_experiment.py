@@ -13,6 +13,8 @@ from experiments.predictor import config as variants
 from experiments.predictor import cost, cost_figure, figure, report, run, tuning
 from trace_jax import config as config_lib
 from trace_jax import config_checks
+from trace_jax.tree import grow
+from trace_jax.types import Prompt
 
 
 def run_rows(first, last, active, *, ratio=0.5, useful=0.2, tokens=100_000, warmup=None):
@@ -244,6 +246,7 @@ def test_costs_by_hand_and_their_figure(tmp_path):
     seconds = {"step": [2.0, 4.0, 2.0]}
     for name in cost.FORMS:
         seconds |= {f"{name}/score_seconds": [0.02, 0.02, 0.03], f"{name}/update_seconds": [0.02, 0.02, 0.05]}
+    seconds["bayes/not_reused_seconds"] = [0.01, 0.02, 0.01]
     for name in cost.MODELS:
         for n in cost.LENGTHS:
             where = f"growth/{name}/tokens={n}"
@@ -251,11 +254,20 @@ def test_costs_by_hand_and_their_figure(tmp_path):
     found = cost.summaries(seconds)
     share = found["cost/bare_0.5/share_of_step"]
     assert (share["median"], share["low"], share["high"], share["n"]) == pytest.approx((0.02, 0.01, 0.04, 3))
+    own = found["cost/bayes/share_not_reused"]  # (0.01 + 0.02) / 2, (0.02 + 0.02) / 4, (0.01 + 0.05) / 2
+    assert (own["median"], own["low"], own["high"]) == pytest.approx((0.015, 0.01, 0.03))
     grown = found["cost/growth/both/tokens=32/score_ms_per_1000_tokens"]
     assert grown["median"] == pytest.approx(32 / 2.048)  # 32 ms for 64 histories of 32 tokens
     assert found["cost/step_seconds"]["median"] == 2.0
-    cost_figure.draw(found, tmp_path / "cost.png", tuple(cost.FORMS), tuple(cost.MODELS), cost.LENGTHS)
+    cost_figure.draw(found, tmp_path / "cost.png", tuple(cost.FORMS), tuple(cost.MODELS), cost.LENGTHS, default="bayes")
     assert (tmp_path / "cost.png").stat().st_size > 20_000
+
+
+def test_prompts_that_were_opened_are_no_cost_of_their_own():
+    prompts = [Prompt(uid, np.arange(3, dtype=np.int32), None) for uid in "abc"]
+    step = cost.Recorded(prompts, [grow.new_tree(prompts[1])], None, None)
+    assert [prompt.uid for prompt in step.skipped.prompts] == ["a", "c"]
+    assert len(step.skipped.trees) == 1
 
 
 def test_every_form_is_a_config_that_can_run(tmp_path):

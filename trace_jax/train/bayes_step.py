@@ -18,6 +18,7 @@ is rounded to float32 each time is soon no longer positive definite.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -147,14 +148,12 @@ class BayesianTrainer:
         x_nF = self._features_of(policy_params, examples)
         # Matrices of a few hundred rows gain nothing from more threads, and these wait for each other for seconds where
         # another process has one of the cores.
-        with threadpoolctl.threadpool_limits(1, "blas"):
+        with _blas().limit(limits=1, user_api="blas"):
             weight_n = (examples.count * examples.weight).astype(np.float64)
             old = {name: np.asarray(jax.device_get(value), np.float64) for name, value in state.params.items()}
             precision = old["factor"] @ old["factor"].T
             target_n = examples.target.astype(np.float64)
-            belief = _Step(
-                x_nF, target_n, weight_n, old["mean"], precision, np.diag(self._prior), self._remembered
-            )
+            belief = _Step(x_nF, target_n, weight_n, old["mean"], precision, self._prior, self._remembered)
             report |= belief.report(old["mean"])
             if not np.isfinite(report["grad_norm"]):
                 raise FloatingPointError(
@@ -187,7 +186,7 @@ class BayesianTrainer:
     def _state(self, mean: np.ndarray, precision: np.ndarray, step: int) -> TrainState:
         """The belief on devices."""
         factor = linalg.cholesky(precision, lower=True)
-        spread = linalg.solve_triangular(factor, np.eye(self._size), lower=True).T
+        spread = linalg.lapack.dtrtri(factor, lower=1)[0].T
         put = lambda value: jax.device_put(np.asarray(value, np.float32), self._whole)
         params = {"mean": put(mean), "factor": put(factor), "spread": put(spread)}
         return TrainState(params, (), jax.device_put(np.asarray(step, np.int32), self._whole))
@@ -202,32 +201,43 @@ class BayesianTrainer:
         return jax.nn.sigmoid(logit_bT[None] + self._quantile_S[:, None, None] * deviation_bT[None])
 
 
+@functools.cache
+def _blas() -> threadpoolctl.ThreadpoolController:
+    """Of the libraries that the imports above have loaded; to find them takes as long as a Newton step."""
+    return threadpoolctl.ThreadpoolController()
+
+
 class _Step:
-    """The objective of one step, to be minimised: negative log-likelihood plus the prior's square, in float64."""
+    """The objective of one step, to be minimised: negative log-likelihood plus the prior's square, in float64.
+
+    The square is taken from the old mean, as d' P d / 2 + d' (1 - f) P_0 mean with d = w - mean, which is the same up
+    to a constant and needs no mean_P.
+    """
 
     def __init__(
         self,
         x_nF: np.ndarray,
         y_n: np.ndarray,
         n_n: np.ndarray,
-        mean: np.ndarray,
-        precision: np.ndarray,
-        prior: np.ndarray,
+        mean_F: np.ndarray,
+        precision_FF: np.ndarray,
+        prior_F: np.ndarray,
         remembered: float,
     ):
-        self._x, self._y, self._n = x_nF, y_n, n_n
-        self._prior = remembered * precision + (1 - remembered) * prior  # P
-        self._centre = linalg.solve(self._prior, remembered * precision @ mean, assume_a="pos")  # mean_P
+        self._x, self._y, self._n, self._mean = x_nF, y_n, n_n, mean_F
+        self._prior = remembered * precision_FF  # P
+        self._prior[np.diag_indices_from(self._prior)] += (1 - remembered) * prior_F
+        self._pull = (1 - remembered) * prior_F * mean_F
 
     def objective(self, w: np.ndarray) -> float:
-        off = w - self._centre
-        return self._nats(w) + float(off @ self._prior @ off) / 2
+        off = w - self._mean
+        return self._nats(w) + float(off @ self._prior @ off) / 2 + float(off @ self._pull)
 
     def solve(self, w: np.ndarray, steps: int) -> tuple[np.ndarray, int]:
         """(weights, Newton's steps taken): each step is halved until it lowers the objective."""
         best = self.objective(w)
         for taken in range(steps):
-            step = linalg.solve(self.precision(w), self._gradient(w), assume_a="pos")
+            step = linalg.cho_solve(linalg.cho_factor(self.precision(w)), self._gradient(w))
             for halving in range(_HALVINGS):
                 tried = w - step * 0.5**halving
                 if (lower := self.objective(tried)) < best:
@@ -235,7 +245,7 @@ class _Step:
             else:  # rounding alone is left
                 return w, taken
             w, fall, best = tried, best - lower, lower
-            if fall < _TOLERANCE * (1 + best):
+            if fall < _TOLERANCE * (1 + abs(best)):
                 return w, taken + 1
         return w, steps
 
@@ -255,4 +265,5 @@ class _Step:
         return -float(np.sum(self._n * (self._y * special.log_expit(z) + (1 - self._y) * special.log_expit(-z))))
 
     def _gradient(self, w: np.ndarray) -> np.ndarray:
-        return self._x.T @ (self._n * (special.expit(self._x @ w) - self._y)) + self._prior @ (w - self._centre)
+        likelihood = self._x.T @ (self._n * (special.expit(self._x @ w) - self._y))
+        return likelihood + self._prior @ (w - self._mean) + self._pull
