@@ -19,6 +19,7 @@ from trace_jax.config import ConfigError
 from trace_jax.models.lora import LoraConfig
 from trace_jax.tasks.tokenizer import build_tokenizer
 from trace_jax.tree import advantage, grow
+from trace_jax.types import Finish, NodeKind
 
 
 def test_levels_count_from_one():
@@ -200,6 +201,19 @@ def test_rows_without_contrast_are_left_out_unless_the_loss_has_a_kl_term():
     assert not np.any(plain.weight) and not np.any(plain.end)
     assert np.any(kl.weight) and not np.any(kl.adv_pos) and not np.any(kl.adv_neg)
     assert kl.weight.sum() == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "tree_rpo", "tree_rloo"])
+def test_rollouts_that_the_engine_gave_up_on_are_not_trained(advantage):
+    """A tree of which only failed rollouts are left is no tree: the batch is that of the other one, or of none."""
+    tree, trunk = worked_case().tree, np.zeros(0, np.int32)
+    lost = dataclasses.replace(tree, finish=np.where(tree.kind == NodeKind.LEAF, Finish.ENGINE_ERROR, tree.finish).astype(np.int8))
+    config = settings({"loss.advantage": advantage})
+    for left, trees in (([tree], [lost, tree]), ([], [lost, lost])):
+        one, other = loop.make_batch(config, left, trunk), loop.make_batch(config, trees, trunk)
+        for field in dataclasses.fields(one):
+            np.testing.assert_array_equal(getattr(one, field.name), getattr(other, field.name), err_msg=field.name)
+        assert np.any(other.weight) == bool(left)
 
 
 def test_the_model_that_the_config_describes():

@@ -63,7 +63,7 @@ class PredictorConfig:
     replay_steps: int = 1  # steps whose examples are fitted, the warm-up is one of them; 1 is the current step only
     replay_decay: float = 0.99  # what is k steps old weighs decay^k, also in the belief of kind="bayes"
     update_steps: int | None = None  # optimiser steps after each step; None: `epochs` passes over the window
-    calibration: str = "none"  # "temperature", "isotonic": a map of the scores, fitted to roots that are held back
+    calibration: str = "none"  # "temperature", "isotonic": a map of a critic's scores, fitted to roots held back
     held_share: float = 0.0  # of a step's prompts, held back from the fit for the calibration
     warmup_prompts: int = 128  # rolled out before the first step, outside the budget; the paper has none
     warmup_rollouts: int = 8  # rollouts of each of them

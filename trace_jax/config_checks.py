@@ -316,6 +316,11 @@ def _predictor(config: RunConfig) -> Iterable[str]:
             f"config.predictor.calibration is {predictor.calibration!r} with held_share {predictor.held_share}; a "
             "calibration needs both, a run without one neither"
         )
+    if predictor.kind == "bayes" and predictor.calibration != "none":
+        yield (
+            f"config.predictor.calibration is {predictor.calibration!r}, but kind 'bayes' keeps no window of held-back "
+            "roots to fit it to; set calibration to 'none' and held_share to 0, or take a critic"
+        )
     fit = (predictor.loss, predictor.weighting, predictor.replay_steps)
     if predictor.kind == "bayes" and fit != ("bce", "count", 1):
         yield (

@@ -84,7 +84,7 @@ class Learned:
     def _push(
         self, settings: PredictorConfig, policy_params: Any, trees: Sequence[RolloutTree], rng: np.random.Generator
     ) -> None:
-        """One step more in both windows. A prompt that is held back now is never fitted to."""
+        """One step more in both windows. What is held back of this step's prompts is never fitted to."""
         fresh = replay.examples_from_trees(
             trees, self.view, prefix_share=settings.prefix_share, rng=rng, targets=self.targets
         )

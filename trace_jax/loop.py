@@ -40,7 +40,7 @@ from trace_jax.train.predictor import allocation_metrics
 from trace_jax.train.state import TrainState
 from trace_jax.train.state_record import StateRecord
 from trace_jax.tree import aggregate, grow, metrics, pack
-from trace_jax.tree.neutral import neutral
+from trace_jax.tree.failed import without_failed
 from trace_jax.types import PackedBatch, Prompt, RolloutTree, Stage
 
 _log = logging.getLogger(__name__)
@@ -259,10 +259,12 @@ def _kept(run: Run, params: Any, *, own: bool = False) -> Any:
 def make_batch(config: RunConfig, trees: list[RolloutTree], trunk: np.ndarray) -> PackedBatch:
     """Trees to static rows: every tree of the step is trained in this step (filled, padded, nothing carried over).
 
+    Rollouts that the engine gave up on are left out, and trees of nothing else.
     `trunk` is what every prompt begins with; a row holds it once.
     """
     estimate = make_advantage(config)
-    credits = [estimate(neutral(tree)) for tree in trees]
+    trees = [tree for tree in map(without_failed, trees) if tree.num_nodes > 1]
+    credits = [estimate(tree) for tree in trees]
     weights = aggregate.token_weights(
         trees,
         credits,

@@ -4,7 +4,7 @@ python -m trace_jax.main --config=experiments/predictor/config.py:arithmetic,tra
 
 The argument names the task and one of STRATEGIES: GRPO, PCL, TreePO (uniform roots, random forks), and TRACE with the
 learned predictor, with measured success in its place (oracle), with its scores handed to other prompts and anchors
-(shuffled), and with the paper's recipe. What was chosen on seeds 100-102 is the default of configs/quickstart.py;
+(shuffled), and with the paper's recipe. What was chosen on seeds 100 and 101 is the default of configs/quickstart.py;
 PCL has the same predictor as TRACE.
 """
 

@@ -207,6 +207,17 @@ def test_the_published_numbers_follow_from_the_raw_metrics(tmp_path, monkeypatch
         assert (tmp_path / name).read_text() == (published / name).read_text()
 
 
+def test_the_published_results_are_complete():
+    found = json.loads((Path(report.__file__).parent / "results.json").read_text())
+    of_runs = {f"{task}/{strategy}" for task in variants.REGIME for strategy in variants.STRATEGIES}
+    names = {f"{run}/{metric}" for run in of_runs for metric in report.METRICS}
+    shares = {f"{task}/oracle_share/{name}" for task in variants.REGIME for name in ("effective_ratio", "success_gain")}
+    costs = {f"cost/{form}/share_of_step" for form in cost.FORMS}
+    assert names | shares | costs <= set(found) and any(name.startswith("bias/") for name in found)
+    assert {found[f"{run}/{metric}"]["n"] for run in of_runs for metric in ("effective_ratio", "success_gain")} == {8}
+    assert {found[name]["n"] for name in shares} == {8}
+
+
 def test_the_table_of_the_earlier_default_follows_from_its_raw_metrics(tmp_path, monkeypatch):
     before = Path(report.__file__).parent / "before"
     monkeypatch.setattr(figure, "draw", lambda *_: None)

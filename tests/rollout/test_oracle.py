@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from trace_jax.budget.trace import Trace
+from trace_jax.engines.base import EngineError
 from trace_jax.engines.scripted import ScriptedEngine
 from trace_jax.rollout.keys import Stream
 from trace_jax.rollout.oracle import OraclePredictor
@@ -32,6 +33,18 @@ def test_prompt_scores_by_counting(toy):
     assert scores.tolist() == [0.6, 0.6] and scores.dtype == np.float64
     assert predictor.counts.units == 10.0 and predictor.counts.tool_calls == 10
     assert {request.key[1] for request in engine.requests} == {Stream.ORACLE}
+
+
+@pytest.mark.parametrize(("fails", "score"), [({1, 3}, 1.0), ({0}, 0.5), (set(range(5)), 0.5)])
+def test_rollouts_that_the_engine_gave_up_on_do_not_count(toy, fails, score):
+    # As above 0, 2 and 4 of five succeed; of what is left 3 of 3, 2 of 4, and where nothing is left, a half.
+    def script(request):
+        if request.key[-2] in fails:
+            raise EngineError("down")
+        return toy.encode(f"+{request.key[-2]}\n" if request.key[-1] == 0 else "!\n")
+
+    predictor = oracle(toy, ScriptedEngine(script), rollouts=5)
+    assert asyncio.run(predictor.score_prompts([toy.prompt()])).tolist() == [score]
 
 
 def test_anchor_scores_start_from_the_replayed_state(toy):

@@ -380,6 +380,22 @@ def test_metrics_of_fresh_outcomes_by_hand():
     assert len(got) == 15
 
 
+def test_a_rollout_that_the_engine_gave_up_on_is_no_outcome():
+    """Scored .4, of which one rollout succeeds and one fails, and .8, which succeeds; each with another one given up."""
+    trees = []
+    for seed, (score, successes) in enumerate([(0.4, (1.0, 0.0, 0.0)), (0.8, (1.0, 0.0))]):
+        tree = grow.with_values(_tree(seed, successes), np.array([0]), np.array([score]))
+        finish = tree.finish.copy()
+        finish[query.leaves(tree)[-1]] = Finish.ENGINE_ERROR
+        trees.append(dataclasses.replace(tree, finish=finish))
+    lost = dataclasses.replace(trees[0], finish=np.full_like(trees[0].finish, Finish.ENGINE_ERROR))
+    got = allocation_metrics([*trees, lost])
+    assert got["predictor/brier"] == pytest.approx((0.36 + 0.16 + 0.04) / 3, abs=1e-6)
+    assert got["predictor/ece"] == pytest.approx((2 * abs(0.4 - 0.5) + abs(0.8 - 1)) / 3, abs=1e-6)
+    assert got["predictor/bias_depth_0"] == pytest.approx((0.4 + 0.4 + 0.8 - 2) / 3, abs=1e-6)
+    assert got["predictor/spearman_prompt"] == pytest.approx(1)
+
+
 def test_nothing_scored_is_nan():
     assert all(math.isnan(x) for x in allocation_metrics([_tree(0)]).values())
     assert all(math.isnan(x) for x in allocation_metrics([]).values())

@@ -110,7 +110,7 @@ def class_rates(group: ArrayLike, measured: Measured) -> np.ndarray:
 
     Args:
       group: [n], the class of each item (numbers or strings).
-      measured: the half that chooses.
+      measured: the rollouts to take rates from.
     """
     _, index = np.unique(np.asarray(group), return_inverse=True)
     k, size = measured.successes, measured.rollouts

@@ -10,6 +10,7 @@ from tabulate import tabulate
 from trace_jax.eval.predictor_measures import ALLOCATIONS, DEEPEST, PREFIX_MEASURE, ROOT_MEASURES
 
 _NONE = "-"
+_ORACLE = "The oracle knows each item by half of the rollouts that measure it, so it errs too: a share may exceed 1."
 _SCORES = ("items", "bias", "brier", "brier_class", "brier_constant", "brier_perfect", "ece", "spearman")
 _TITLES = ("items", "bias", "Brier", "of class rates", "of a constant", "of true rates", "ECE", "Spearman")
 
@@ -36,6 +37,7 @@ def tables(figures: Mapping[str, float], *, markdown: bool = False) -> str:
     parts = [
         _render(f"What the allocator buys{_uniform(figures)}", titles, gains, markdown),
         _render("How good the scores are", ["", *_TITLES], scores, markdown),
+        _ORACLE,
         *_plugged_in(figures),
     ]
     return "\n\n".join(parts)

@@ -65,6 +65,7 @@ async def collect_prompt(
     A continuation runs on from the environment's state at its anchor: a value, so siblings share nothing that one of
     them could change. One round only: new turns are not forked again. Without an anchor the continuations become
     floor(rollouts * N / 2) more bare rollouts (paper E.5; the rate is our choice), whose turns are not forked either.
+    A rollout that the engine gave up on counts as a failure here, so that a promising prefix of it is tried again.
 
     Args:
       runner: what runs the episodes.

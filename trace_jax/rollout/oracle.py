@@ -18,7 +18,7 @@ from trace_jax.rollout.environment import Environment
 from trace_jax.rollout.keys import Stream
 from trace_jax.rollout.runner import Runner, Sampling, Start, bare_starts
 from trace_jax.rollout.slots import EpisodeSlots, run_all
-from trace_jax.types import Prompt, RolloutTree
+from trace_jax.types import Finish, Prompt, RolloutTree
 
 
 class OraclePredictor:
@@ -57,14 +57,17 @@ class OraclePredictor:
         self._runner = Runner(engine, environment, sampling, EpisodeSlots(concurrency), self._count)
 
     async def score_prompts(self, prompts: Sequence[Prompt]) -> np.ndarray:
-        """float64 [B]: mean success of R rollouts of each prompt. ValueError as `Runner.check_prompts`."""
+        """float64 [B]: mean success of R rollouts of each prompt. ValueError as `Runner.check_prompts`.
+
+        Rollouts that the engine gave up on do not count; where it gave up on all, the score is 1/2.
+        """
         self._runner.check_prompts(prompts)
         self._prompts.update((prompt.uid, prompt) for prompt in prompts)
         starts = [bare_starts(prompt, range(self._rollouts)) for prompt in prompts]
         return await self._means([prompt.uid for prompt in prompts], starts)
 
     async def score_anchors(self, tree: RolloutTree, anchors: np.ndarray) -> np.ndarray:
-        """float64 [A]: mean success of K continuations of each anchor. ValueError for a prompt it has not scored."""
+        """float64 [A]: that of K continuations of each anchor. ValueError for a prompt it has not scored."""
         if tree.prompt_uid not in self._prompts:
             raise ValueError(f"oracle: prompt {tree.prompt_uid!r} was not scored in this step; score all prompts first")
         prompt = self._prompts[tree.prompt_uid]
@@ -77,7 +80,9 @@ class OraclePredictor:
 
     async def _means(self, uids: Sequence[str], starts: Sequence[Sequence[Start]]) -> np.ndarray:
         groups = await run_all(self._runner.run(uid, group) for uid, group in zip(uids, starts, strict=True))
-        return np.array([np.mean([episode.turns[-1].success for episode in group]) for group in groups], np.float64)
+        last = [[episode.turns[-1] for episode in group] for group in groups]
+        known = [[turn.success for turn in group if turn.finish != Finish.ENGINE_ERROR] for group in last]
+        return np.array([np.mean(group) if group else 0.5 for group in known], np.float64)
 
     def _count(self, episode: Any) -> None:
         self.counts += episode.counts

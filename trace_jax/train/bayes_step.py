@@ -128,8 +128,8 @@ class BayesianTrainer:
 
         `rng` is not used. Returns the new state and metrics under `predictor/`: `loss` (mean nats of an outcome before
         the fit), `grad_norm` (there), `update_norm` (change of the mean), `examples`, `prefix_share`,
-        `optimizer_steps`. Without examples nothing happens, and nothing is forgotten. Raises FloatingPointError for
-        features or targets that are not finite.
+        `optimizer_steps`. Without examples or steps nothing happens, and nothing is forgotten. Raises
+        FloatingPointError for features or targets that are not finite.
         """
         return self._fit(state, policy_params, examples, epochs)
 
@@ -143,7 +143,7 @@ class BayesianTrainer:
         self, state: TrainState, policy_params: Any, examples: Examples, steps: int
     ) -> tuple[TrainState, dict[str, float]]:
         report = {"examples": examples.size, "prefix_share": examples.prefix_share, "optimizer_steps": 0}
-        if not examples.size:
+        if not examples.size or not steps:
             return state, {f"predictor/{name}": value for name, value in report.items()}
         x_nF = self._features_of(policy_params, examples)
         # Matrices of a few hundred rows gain nothing from more threads, and these wait for each other for seconds where

@@ -13,7 +13,8 @@ from trace_jax.train import rows as rows_lib
 from trace_jax.train.history_view import HistoryView
 from trace_jax.train.predictor_step import PredictorTrainer
 from trace_jax.tree import backup, prefix_rows, query
-from trace_jax.types import Finish, NodeKind, Prompt, RolloutTree, Stage
+from trace_jax.tree.failed import without_failed
+from trace_jax.types import NodeKind, Prompt, RolloutTree, Stage
 
 _Histories = Callable[[], list[np.ndarray]]  # made off the event loop: another tokenizer takes its time
 _Packed = tuple[rows_lib.Rows, np.ndarray, np.ndarray]  # rows, and where in them each history ends: row [n], column [n]
@@ -157,16 +158,19 @@ def allocation_metrics(trees: Sequence[RolloutTree]) -> dict[str, float]:
 
     `spearman_prompt`, `spearman_prefix`: rank correlation (Eq. 22) of score and backed-up success (Eq. 18), over the
     roots of active prompts and over their anchors. `brier`, `ece`: scores of roots against the 0/1 success of each of
-    their bare rollouts; continuations are left out, since they start where the allocator expected a surprise.
+    their bare rollouts; continuations are left out, since they start where the allocator expected a surprise. Rollouts
+    that the engine gave up on are left out everywhere.
 
     The rest is ours and knows fresh outcomes only: of bare rollouts for a root, for an anchor of the continuations that
     start exactly there. Given the anchor they do not depend on why it was chosen (which anchors were, does: these are
-    figures of the chosen ones). Rollouts that the engine gave up on are left out. `brier_prefix`: anchors' scores
-    against each such outcome. `bias_depth_D` = mean score - mean outcome and `mse_depth_D` = mean squared distance, for
-    D = 0 (roots) to 4 (anchors after four turns or more); every outcome weighs the same.
+    figures of the chosen ones). `brier_prefix`: anchors' scores against each such outcome. `bias_depth_D` = mean score
+    - mean outcome and `mse_depth_D` = mean squared distance, for D = 0 (roots) to 4 (anchors after four turns or more);
+    every outcome weighs the same.
     """
     prompt, prefix, outcome, fresh = [], [], [], []
-    for tree in trees:
+    for tree in map(without_failed, trees):
+        if tree.num_nodes == 1:
+            continue
         target = backup.leaf_mean(tree, tree.success)
         scored = np.isfinite(tree.value)
         anchors = query.anchors(tree)
@@ -194,7 +198,7 @@ def _fresh(tree: RolloutTree) -> np.ndarray:
     for node in range(1, tree.num_nodes):
         if tree.stage[node] == tree.stage[start[node]]:  # not the rollout's first turn
             start[node] = start[start[node]]
-    leaf = np.flatnonzero((tree.kind == NodeKind.LEAF) & (tree.finish != Finish.ENGINE_ERROR))
+    leaf = query.leaves(tree)
     at = np.array(start)[leaf]
     rollouts = np.stack([query.depth(tree)[at], tree.value[at], tree.success[leaf]]).astype(np.float64)
     return rollouts[:, np.isfinite(rollouts[1])]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trace_jax.tree import backup
-from trace_jax.tree.neutral import neutral
+from trace_jax.tree.failed import without_failed
 from trace_jax.types import Finish, NodeKind, RolloutTree, Stage
 
 
@@ -34,10 +34,13 @@ def useful_groups(trees: Sequence[RolloutTree]) -> int:
 
     Groups of a tree: all of its leaves (the root), and the leaves below each other node that branches. Our measure,
     to stand beside the effective ratio, which favours trees with many leaves; divide it by the budget units spent.
+    Leaves that the engine gave up on do not count.
     """
     total = 0
-    for tree in trees:
-        low, high = backup.leaf_range(tree, neutral(tree).reward)
+    for tree in map(without_failed, trees):
+        if tree.num_nodes == 1:
+            continue
+        low, high = backup.leaf_range(tree, tree.reward)
         is_group = np.bincount(tree.parent[1:], minlength=tree.num_nodes) >= 2
         is_group[0] = True
         total += int(np.count_nonzero(is_group & (low < high)))
