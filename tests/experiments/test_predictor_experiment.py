@@ -218,6 +218,26 @@ def test_the_published_results_are_complete():
     assert {found[name]["n"] for name in shares} == {8}
 
 
+@pytest.mark.parametrize("task", variants.REGIME)
+def test_the_readme_shows_what_was_published(task):
+    root = Path(report.__file__).parents[2]
+    found = json.loads((root / "experiments/predictor/results.json").read_text())
+    text = (root / "README.md").read_text().replace("**", "")
+    table = text[text.index(f"| `{task}` | GRPO | TreePO | PCL | TRACE | TRACE, oracle |") :].split("\n\n")[0]
+    rows = {cells[1].strip(): cells[2:-1] for cells in (line.split("|") for line in table.splitlines()[2:])}
+    shown = {
+        "effective ratio": ("effective_ratio", 1, 2),
+        "gain in held-out success, points": ("success_gain", 100, 1),
+        "of it per 100,000 tokens": ("gain_per_100k_tokens", 100, 1),
+    }
+    assert set(rows) == set(shown)
+    for name, (metric, unit, digits) in shown.items():
+        for strategy, cell in zip(("grpo", "treepo", "pcl", "trace", "trace_oracle"), rows[name], strict=True):
+            s = found[f"{task}/{strategy}/{metric}"]
+            mean, low, high = (f"{unit * s[key]:.{digits}f}" for key in ("mean", "ci_low", "ci_high"))
+            assert cell.strip() == f"{mean} [{low}, {high}]", (name, strategy)
+
+
 def test_the_table_of_the_earlier_default_follows_from_its_raw_metrics(tmp_path, monkeypatch):
     before = Path(report.__file__).parent / "before"
     monkeypatch.setattr(figure, "draw", lambda *_: None)
