@@ -87,6 +87,10 @@ def test_it_makes_no_contrast():
     assert metrics.useful_groups([tree(None, None)]) == 0 and not metrics.is_effective(tree(None, None))
 
 
+def test_it_is_no_failure_of_the_policy():
+    assert metrics.success_rate([tree(1.0, None, 0.0), tree(None, None), tree(1.0, None)]) == pytest.approx(2 / 3)
+
+
 def test_without_any_other_leaf_the_prompt_is_left():
     left = without_failed(tree(None, None))
     assert left.num_nodes == 1 and left.token.tolist() == [1, 1, 1] and left.offset.tolist() == [0, 3]

@@ -50,9 +50,10 @@ def useful_groups(trees: Sequence[RolloutTree]) -> int:
 def success_rate(trees: Sequence[RolloutTree]) -> float:
     """Mean 0/1 success of the bare rollouts of all trees together; 0 where there is none.
 
-    Continuations are left out: they start from prefixes that were chosen for their outcome.
+    Continuations are left out: they start from prefixes that were chosen for their outcome. So are rollouts that the
+    engine gave up on.
     """
-    success = [tree.success[_rollout_leaves(tree, Stage.ROOT_ROLLOUT)] for tree in trees]
+    success = [tree.success[_rollout_leaves(tree, Stage.ROOT_ROLLOUT)] for tree in map(without_failed, trees)]
     count = sum(s.size for s in success)
     return float(sum(s.sum() for s in success)) / max(count, 1)
 
