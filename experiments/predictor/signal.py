@@ -3,17 +3,19 @@
     python -m experiments.predictor.signal --seeds 100
 
 After 8 steps of TRACE every variant below spends a step's budget from the same pools, `--batches` times, and nothing is
-learnt. A batch's gradient g is compared with J, the gradient of the success of held-out prompts, by
+learnt. A batch's gradient g is compared with J, the gradient of the success of held-out prompts, by its cosine in
+Adam's metric,
 
-    alignment = E<g, D J> / sqrt(E<g, D g> <J, D J>),   D = 1 / (sqrt(v) + eps) of Adam's second moments v
+    <g, D J> / sqrt(<g, D g> <J, D J>),   D = 1 / (sqrt(v) + eps) of Adam's second moments v
 
-which is what one step gains per length of the step, as a share of what the true gradient would (first order, in Adam's
-metric). Where the noise is most of a gradient its square is proportional to the number of rollouts, so alignment^2 per
-1,000 tokens compares batches of different costs. J is a mean over `--reference` prompts x 16 rollouts, <J, D J> the
-product of its halves, which share no noise. Held-out success itself has a standard error of a point after a run; this
-sees differences that many runs would not.
+which is what a step gains to first order, as a share of what one of the same length along the true gradient would.
+Alignment is its mean over batches. Where the noise is most of a gradient its square is proportional to the number of
+rollouts, so alignment^2 per 1,000 tokens compares batches of different costs.
+J is a mean over `--reference` prompts x 16 rollouts, <J, D J> the product of its halves, which share no noise. Held-out
+success itself has a standard error of a point after a run; this sees differences that many runs would not.
 
-signal.json keeps the figures of each task and seed; signal.md is a table of their means.
+signal.json keeps the cosines and the tokens of every batch of each task and seed; signal.md is a table of their means,
+with each variant's difference to the default, batch by batch: the same prompts, and for losses the same trees.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ REFERENCE_ROLLOUTS = 16
 REFERENCE_BATCH = 128  # prompts
 _PROMPTS = 5_700_000  # of the seed's stretch: past the run's own and its warm-up's
 _STEP = 1000  # of the noise
+DEFAULT = "trace/tree_rloo"
 PER_SEQUENCE = {"aggregation": "sequence_mean_token_sum", "prompt_weight": "sequences"}
 LOSSES: dict[str, dict[str, Any]] = {
     "paper": PAPER_LOSS,
@@ -65,6 +68,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "pcl": ("pcl", {}, ("grpo", "tree_rloo")),
     "grpo": ("grpo", {}, ("grpo",)),
     "trace_min2": ("trace", {"min_per_prompt": 2}, ("tree_rloo",)),
+    "trace_mass": ("trace", {"objective": "advantage_mass"}, ("tree_rloo",)),
+    "trace_pairs8": ("trace", {"objective": "pairs", "max_per_prompt": 8}, ("tree_rloo",)),
     "trace_N0": ("trace", {"roots": 256, "continuations_per_root": 0}, ("tree_rloo",)),
     "trace_N1": ("trace", {"roots": 170, "continuations_per_root": 1}, ("tree_rloo",)),
 }
@@ -129,23 +134,19 @@ async def reference(run: loop.Run, gradients: Gradients, prompts: int) -> tuple[
     return np.mean(halves[0], axis=0), np.mean(halves[1], axis=0)
 
 
-def alignment(gradients: np.ndarray, scale: np.ndarray, true: np.ndarray, true_square: float) -> dict[str, float]:
-    """{alignment, its standard error by the jackknife, that of the mean gradient} of [n, parameters], n >= 2."""
-    inner = gradients @ (scale * true)
-    products = (gradients * scale) @ gradients.T
-    square, n = np.diag(products), len(inner)
-    ratio = lambda kept: float(inner[kept].mean() / np.sqrt(square[kept].mean() * true_square))
-    left_out = [ratio(np.arange(n) != i) for i in range(n)]
-    between = (products.sum() - square.sum()) / (n * (n - 1))  # |E g|^2 without the noise
-    return {
-        "alignment": ratio(np.arange(n) >= 0),
-        "standard_error": float(np.std(left_out) * np.sqrt(n - 1)),
-        "alignment_of_mean": float(inner.mean() / np.sqrt(between * true_square)) if between > 0 else float("nan"),
-    }
+def cosines(gradients: np.ndarray, scale: np.ndarray, true: np.ndarray, true_square: float) -> np.ndarray:
+    """Of [n, parameters] with J in the metric `scale`, [n]; 0 for a gradient that is 0, which gains nothing.
+
+    Raises ValueError where <J, D J> is not above 0: the halves that it was estimated from are noise.
+    """
+    if not true_square > 0:
+        raise ValueError(f"the square of the true gradient is estimated as {true_square:.3g}; raise --reference")
+    inner, square = gradients @ (scale * true), np.sum(scale * gradients**2, axis=1)
+    return np.where(square > 0, inner / np.sqrt(np.where(square > 0, square, 1.0) * true_square), 0.0)
 
 
-async def measure(task: str, seed: int, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """`VARIANT/LOSS`: figures, for one task and seed."""
+async def measure(task: str, seed: int, arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+    """`VARIANT/LOSS`: `cosines` and `tokens` of each batch, for one task and seed."""
     cache = arguments.workdir.absolute() / "warm_start"
     run = assemble(settings(task, seed, cache), arguments.workdir.absolute() / f"{task}-signal-{seed}")
     await loop.publish(run)
@@ -173,28 +174,36 @@ async def measure(task: str, seed: int, arguments: argparse.Namespace) -> dict[s
                 found[loss].append(gradients.of(gathered.trees, LOSSES[loss]))
             bar.to(index * arguments.batches + i + 1)
         for loss in losses:
-            figures = alignment(np.array(found[loss]), scale, true, true_square)
-            figures["tokens"] = float(np.mean(tokens))
-            figures["square_per_1000_tokens"] = 1000 * figures["alignment"] ** 2 / figures["tokens"]
-            result[f"{name}/{loss}"] = figures
+            found_cosines = cosines(np.array(found[loss]), scale, true, true_square)
+            result[f"{name}/{loss}"] = {"cosines": found_cosines.round(5).tolist(), "tokens": tokens}
     bar.close()
     await run.engine.close()
     return result
 
 
+def mean_and_error(seeds: list[np.ndarray]) -> tuple[float, float]:
+    """Mean of the seeds' means over batches; its standard error over batches, these seeds as given."""
+    squares = [np.var(batches, ddof=1) / batches.size for batches in seeds]
+    return float(np.mean([batches.mean() for batches in seeds])), float(np.sqrt(np.sum(squares)) / len(seeds))
+
+
 def report(folder: Path) -> None:
-    """Writes signal.md: means over the seeds of signal.json, with standard errors over batches and seeds' count."""
+    """Writes signal.md of signal.json."""
     kept = json.loads((folder / "signal.json").read_text())["seeds"]
     lines = []
     for task in sorted({name.split("-")[0] for name in kept}):
         runs = [run for name, run in sorted(kept.items()) if name.split("-")[0] == task]
+        default = [np.array(run[DEFAULT]["cosines"]) for run in runs]
         for variant in runs[0]:
-            some = [run[variant] for run in runs]
-            mean = {name: float(np.mean([figures[name] for figures in some])) for name in some[0]}
-            error = np.sqrt(np.sum([figures["standard_error"] ** 2 for figures in some])) / len(some)
-            cells = [f"{mean['alignment']:.3f} +- {error:.3f}", f"{mean['tokens']:.0f}"]
-            lines.append([task, *variant.split("/"), *cells, f"{mean['square_per_1000_tokens']:.4f}", len(some)])
-    headers = ["task", "budget", "loss", "alignment", "tokens", "alignment^2 per 1,000 tokens", "seeds"]
+            own = [np.array(run[variant]["cosines"]) for run in runs]
+            mean, error = mean_and_error(own)
+            shift, of_shift = mean_and_error([a - b for a, b in zip(own, default, strict=True)])
+            tokens = float(np.mean([np.mean(run[variant]["tokens"]) for run in runs]))
+            cells = [f"{mean:.3f} +- {error:.3f}", "-" if variant == DEFAULT else f"{shift:+.3f} +- {of_shift:.3f}"]
+            cells += [f"{tokens:.0f}", f"{1000 * mean**2 / tokens:.4f}", str(sum(map(len, own)))]
+            lines.append([task, *variant.split("/"), *cells])
+    headers = ["task", "budget", "loss", "alignment", "minus default", "tokens", "alignment^2 per 1,000 tokens"]
+    headers += ["batches"]
     table = tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
     (folder / "signal.md").write_text(table + "\n")
     print(table)
@@ -205,11 +214,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", default="arithmetic,lookup")
     parser.add_argument("--seeds", default="100")
-    parser.add_argument("--batches", default=32, type=int, help="of each variant, at least 2")
+    parser.add_argument("--batches", default=32, type=int, help="of each variant; what signal.json has stays")
     parser.add_argument("--reference", default=1024, type=int, help=f"prompts, a multiple of {2 * REFERENCE_BATCH}")
     parser.add_argument("--workdir", default="runs/experiments/predictor", type=Path)
     parser.add_argument("--only-report", action="store_true")
     arguments = parser.parse_args()
+    if arguments.batches < 2 or arguments.reference < 1 or arguments.reference % (2 * REFERENCE_BATCH):
+        parser.error(f"--batches is at least 2, --reference a multiple of {2 * REFERENCE_BATCH}")
     path = HERE / "signal.json"
     kept = json.loads(path.read_text())["seeds"] if path.exists() else {}
     for task in arguments.tasks.split(","):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.spatial
 
 from experiments.predictor import config as experiment
 from experiments.predictor import signal
@@ -17,33 +19,43 @@ TRUE = np.array([2.0, 1.0, -4.0])
 SQUARE = 4.0 + 4.0 + 4.0  # sum of SCALE * TRUE^2
 
 
-def test_the_true_gradient_is_aligned_at_any_length():
-    found = signal.alignment(np.array([TRUE, TRUE, TRUE]) * 3, SCALE, TRUE, SQUARE)
-    np.testing.assert_allclose([found["alignment"], found["standard_error"], found["alignment_of_mean"]], [1, 0, 1])
+def test_the_true_gradient_is_aligned_at_any_length_and_either_sign():
+    found = signal.cosines(np.array([TRUE, TRUE * 3, -TRUE / 2]), SCALE, TRUE, SQUARE)
+    np.testing.assert_allclose(found, [1, 1, -1])
 
 
-def test_noise_of_equal_square_halves_the_squared_alignment():
-    # In the metric `SCALE`, noise of the length of TRUE and at right angles to it, both signs: cos^2 = 1/2, mean exact.
+def test_noise_of_equal_square_halves_the_squared_cosine():
+    # In the metric `SCALE`, noise of the length of TRUE and at right angles to it.
     noise = np.array([2.0, -1.0, 0.0]) * np.sqrt(12 / 8)
     assert noise @ (SCALE * TRUE) == 0
-    found = signal.alignment(np.array([TRUE + noise, TRUE - noise]), SCALE, TRUE, SQUARE)
-    np.testing.assert_allclose(found["alignment"] ** 2, 0.5)
-    # The product of the two is |TRUE|^2 - |noise|^2 = 0: no length of the mean is seen.
-    assert np.isnan(found["alignment_of_mean"])
-    four = signal.alignment(np.array([TRUE + noise, TRUE - noise] * 2), SCALE, TRUE, SQUARE)
-    # Of 12 ordered pairs 4 have equal signs (square 24) and 8 opposite ones (0).
-    np.testing.assert_allclose(four["alignment_of_mean"], np.sqrt(12 / 8))
+    found = signal.cosines(np.array([TRUE + noise, TRUE - noise, noise]), SCALE, TRUE, SQUARE)
+    np.testing.assert_allclose(found, [np.sqrt(0.5), np.sqrt(0.5), 0], atol=1e-12)
 
 
-def test_the_standard_error_is_the_jackknifes():
+def test_a_step_that_learns_nothing_gains_nothing():
+    np.testing.assert_array_equal(signal.cosines(np.zeros((1, 3)), SCALE, TRUE, SQUARE), [0.0])
+
+
+def test_a_true_gradient_that_is_noise_is_refused():
+    with pytest.raises(ValueError, match="estimated as -1; raise --reference"):
+        signal.cosines(np.ones((2, 3)), SCALE, TRUE, -1.0)
+
+
+@pytest.mark.parametrize("given", ["--batches=1", "--reference=128", "--reference=0", "--reference=-256"])
+def test_too_little_to_measure_with_is_refused(given, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["signal", given])
+    with pytest.raises(SystemExit):
+        signal.main()
+    assert "--batches is at least 2, --reference a multiple of 256" in capsys.readouterr().err
+
+
+def test_the_cosine_is_euclids_in_coordinates_that_make_the_metric_flat():
     rng = np.random.default_rng(0)
-    gradients = TRUE + rng.normal(size=(5, 3))
-    inner, square = gradients @ (SCALE * TRUE), np.sum(SCALE * gradients**2, axis=1)
-    left_out = [
-        np.delete(inner, i).mean() / np.sqrt(np.delete(square, i).mean() * SQUARE) for i in range(5)
-    ]
-    error = np.sqrt(4 / 5 * np.sum((left_out - np.mean(left_out)) ** 2))
-    np.testing.assert_allclose(signal.alignment(gradients, SCALE, TRUE, SQUARE)["standard_error"], error)
+    gradients, true = rng.normal(size=(4, 7)), rng.normal(size=7)
+    scale = rng.uniform(0.1, 5, size=7)
+    flat, along = gradients * np.sqrt(scale), true * np.sqrt(scale)
+    expected = [1 - scipy.spatial.distance.cosine(each, along) for each in flat]
+    np.testing.assert_allclose(signal.cosines(gradients, scale, true, float(along @ along)), expected)
 
 
 @pytest.mark.parametrize("name", signal.VARIANTS)
@@ -61,12 +73,26 @@ def test_every_loss_is_one_that_a_run_would_take(name):
     config_checks.check(config_lib.parse(config))
 
 
-def test_the_table_is_of_means_over_seeds(tmp_path, capsys):
-    figures = lambda a: {"alignment": a, "standard_error": 0.03, "tokens": 2000.0, "square_per_1000_tokens": a * a / 2}
-    seeds = {"lookup-100": {"pcl/grpo": figures(0.2)}, "lookup-101": {"pcl/grpo": figures(0.4)}}
+def test_the_table_is_of_means_over_batches_and_seeds(tmp_path, capsys):
+    batches = lambda cosines, tokens: {"cosines": cosines, "tokens": tokens}
+    default = batches([0.0, 0.4], [1000, 3000])
+    seeds = {
+        "lookup-100": {signal.DEFAULT: default, "pcl/grpo": batches([0.1, 0.3], [2000, 2000])},
+        "lookup-101": {signal.DEFAULT: default, "pcl/grpo": batches([0.3, 0.5], [1000, 3000])},
+    }
     (tmp_path / "signal.json").write_text(json.dumps({"seeds": seeds}))
     signal.report(tmp_path)
-    last = [cell.strip() for cell in (tmp_path / "signal.md").read_text().splitlines()[-1].strip("|").split("|")]
-    # sqrt(0.03^2 + 0.03^2) / 2 = 0.021; (0.02 + 0.08) / 2 = 0.05
-    assert last == ["lookup", "pcl", "grpo", "0.300 +- 0.021", "2000", "0.0500", "2"]
-    assert "0.300" in capsys.readouterr().out
+    lines = (tmp_path / "signal.md").read_text().splitlines()[-2:]
+    first, last = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    # Two batches at distance d: variance d^2 / 2, of their mean d^2 / 4. Two seeds of d = 0.4: sqrt(2 * 0.04) / 2.
+    assert first == ["lookup", "trace", "tree_rloo", "0.200 +- 0.141", "-", "2000", "0.0200", "4"]
+    # d = 0.2: sqrt(2 * 0.01) / 2. Differences 0.1, -0.1 and 0.3, 0.1: means 0 and 0.2, d = 0.2. 1000 * 0.09 / 2000.
+    assert last == ["lookup", "pcl", "grpo", "0.300 +- 0.071", "+0.100 +- 0.071", "2000", "0.0450", "4"]
+    assert "+0.100" in capsys.readouterr().out
+
+
+def test_the_published_table_follows_from_the_kept_cosines(tmp_path):
+    folder = Path(signal.__file__).parent
+    (tmp_path / "signal.json").write_text((folder / "signal.json").read_text())
+    signal.report(tmp_path)
+    assert (tmp_path / "signal.md").read_text() == (folder / "signal.md").read_text()
