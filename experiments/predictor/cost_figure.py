@@ -43,7 +43,7 @@ def draw(
     bars.axvline(100 * GOAL, color="tab:red", linestyle="--", label=f"{100 * GOAL:.0f} %")
     bars.invert_yaxis()
     bars.set(xlabel="% of a step", title=f"scoring and update, of a step of {step:.2f} s")
-    bars.legend(frameon=False)
+    bars.legend(loc="lower right", frameon=False)
     names = {
         "score_seconds": "seconds of scoring",
         "score_ms_per_1000_tokens": "ms of scoring per 1,000 tokens",

@@ -52,11 +52,3 @@ def test_the_published_numbers_follow_from_the_raw_metrics(tmp_path, name):
 def test_the_published_rise_follows_from_the_raw_metrics(tmp_path, name):
     results.write(tmp_path / "results.json", rise.summarise(FOLDER / name))
     assert (tmp_path / "results.json").read_text() == (FOLDER / name / "results.json").read_text()
-
-
-def test_the_readme_quotes_the_results():
-    quoted = (FOLDER.parent.parent / "README.md").read_text()
-    found = json.loads((FOLDER / "results.json").read_text())
-    for task in ("arithmetic", "lookup"):
-        for strategy in report.LABELS:
-            assert results.cell(found[f"{task}/{strategy}/effective_ratio"]) in quoted
