@@ -43,6 +43,7 @@ def draw(
     bars.axvline(100 * GOAL, color="tab:red", linestyle="--", label=f"{100 * GOAL:.0f} %")
     bars.invert_yaxis()
     bars.set(xlabel="% of a step", title=f"scoring and update, of a step of {step:.2f} s")
+    bars.set_xlim(right=1.7 * bars.get_xlim()[1])  # room for the legend
     bars.legend(loc="lower right", frameon=False)
     names = {
         "score_seconds": "seconds of scoring",
