@@ -15,7 +15,7 @@ and greatest:
     cost/growth/FORM/tokens=N/...    HISTORIES histories of N tokens: score_seconds, update_seconds (one pass),
                                      score_ms_per_1000_tokens
 
-What keeping states adds to decoding is not counted (about 2 %, measured apart).
+What keeping states adds to decoding is not counted.
 """
 
 from __future__ import annotations

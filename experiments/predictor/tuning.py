@@ -20,7 +20,6 @@ FOLDER = Path(__file__).resolve().parent / "tuning"
 _COMMON = "loss=bce weighting=count targets=direct warmup_prompts=128"
 _CRITIC = f"kind=critic {_COMMON} replay_steps=32 replay_decay=1.0 update_steps=4 prefix_share=0.5 learning_rate=1e-3"
 _BAYES = f"kind=bayes {_COMMON} prefix_share=0.9 replay_decay=0.99 prior_precision=3.0 update_steps=4"
-_ORACLE = "kind=oracle"
 _PAIRS = "objective=pairs max_per_prompt=8"
 # (fields of config.predictor, fields of config.budget, the strategy)
 VARIANTS = {
@@ -41,7 +40,7 @@ VARIANTS = {
     "bayes_min6": (_BAYES, "min_per_prompt=6", "trace"),
     "bayes_pool128": (_BAYES, "pool=128", "trace"),
     "bayes_N0": (_BAYES, "roots=256 continuations_per_root=0", "trace"),
-    "oracle": (f"{_ORACLE} oracle_rollouts=8 oracle_continuations=2", "", "trace"),
+    "oracle": ("kind=oracle oracle_rollouts=8 oracle_continuations=2", "", "trace"),
     "critic_calibrated": (f"{_CRITIC} calibration=isotonic held_share=0.25", "min_per_prompt=6", "trace"),
     "pcl_sum": ("", "min_per_prompt=6", "pcl"),
     "rloo": ("", "min_per_prompt=6", "trace"),
@@ -55,7 +54,7 @@ VARIANTS = {
     "rloo_mass": ("", "min_per_prompt=2 objective=advantage_mass", "trace"),
     "rloo_N1": ("", "min_per_prompt=6 roots=170 continuations_per_root=1", "trace"),
     "rloo_N6": ("", "min_per_prompt=6 roots=64 continuations_per_root=6", "trace"),
-    "rloo_oracle_32x8": (f"{_ORACLE} oracle_rollouts=32 oracle_continuations=8", "min_per_prompt=6", "trace"),
+    "rloo_oracle_32x8": ("kind=oracle oracle_rollouts=32 oracle_continuations=8", "min_per_prompt=6", "trace"),
 }
 COLUMNS = ("effective_ratio", "useful_groups_per_unit", "active_success", "brier", "success_gain")
 COLUMNS += ("generated_tokens", "gain_per_100k_tokens")

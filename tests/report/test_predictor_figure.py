@@ -50,7 +50,7 @@ def test_tables_show_what_is_there():
     assert rows["depth 4+"][2:] == ["3", "-", "0.200", "0.300", "-", "0.100", "-", "-"]
     assert "What the allocator buys (uniform: 8 rollouts of each prompt)" in plain
     note = "12% of the chosen prompts get more rollouts than judge them, so contrast looks too rare; raise --rollouts"
-    assert plain.endswith(f"\n\n{note}")
+    assert plain.endswith(f"a share may exceed 1.\n\n{note}")
     assert "| learned / oracle" in markdown and "**How good the scores are**" in markdown
 
 

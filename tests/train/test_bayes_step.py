@@ -388,3 +388,11 @@ def test_one_compile():
     fit(trainer, start(trainer), noise(3))
     score(trainer, start(trainer), [1])
     assert trainer.compiles() == {"score": 1, "update": 1}
+
+
+def test_without_a_step_nothing_is_learnt_and_nothing_is_forgotten():
+    """A precision that took in outcomes which the mean did not would be sure of what it never learnt."""
+    trainer = trainer_of(remembered=0.5)
+    state, _ = fit(trainer, start(trainer), noise(20))
+    after, report = trainer.fit_steps(state, TABLE, noise(20, seed=1), RNG, steps=0)
+    assert after is state and report["predictor/optimizer_steps"] == 0
